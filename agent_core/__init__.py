@@ -1,0 +1,1 @@
+"""The agent: turns, tools, sessions, models. Knows nothing of JSON-RPC or ACP."""

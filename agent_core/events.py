@@ -1,0 +1,338 @@
+"""The events of the session log: what happened, as closed, typed, immutable data.
+
+The log is the only truth about a session; everything people see and everything the model is told
+is derived from it. So an event holds facts only: no stack, no signal, no exception, no reason why
+somebody cancelled. A cancelled turn ends in ``{"kind": "aborted"}`` and in nothing more; a stored
+outcome that carries anything else is refused when it is read.
+
+Decoding is strict on purpose (`decode`): `encode` followed by `decode` is how `Session.append`
+checks that an event is lossless JSON before it becomes part of the log.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from agent_core.content import (
+    Block,
+    Location,
+    Part,
+    PlanEntry,
+    ToolContent,
+    ToolKind,
+    Usage,
+)
+
+__all__ = [
+    "Aborted",
+    "AssistantChunk",
+    "AssistantMessage",
+    "Completed",
+    "ContextMessage",
+    "Disposed",
+    "Event",
+    "EventData",
+    "Failed",
+    "Interrupted",
+    "MaxTokens",
+    "ModeChanged",
+    "ModelRetry",
+    "Outcome",
+    "PermissionAsked",
+    "PermissionDecided",
+    "PlanWritten",
+    "PromptBlocked",
+    "Refused",
+    "Rejected",
+    "RequestHeader",
+    "SteeringMessage",
+    "StepEnd",
+    "StepStart",
+    "ToolCall",
+    "ToolProgress",
+    "ToolResult",
+    "ToolStart",
+    "TurnEnd",
+    "TurnStart",
+    "UserMessage",
+    "decode",
+    "encode",
+]
+
+
+# --- how a turn ended -----------------------------------------------------------------------
+
+
+class _Outcome(Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+    pass
+
+
+class Completed(_Outcome, tag="completed"):
+    """The model finished."""
+
+
+class MaxTokens(_Outcome, tag="max_tokens"):
+    """The model hit its output limit in this turn and nothing worse happened."""
+
+
+class Refused(_Outcome, tag="refused"):
+    """The model, or its provider's filter, refused to answer."""
+
+
+class Aborted(_Outcome, tag="aborted"):
+    """Somebody cancelled the turn. Who is not a fact of the log."""
+
+
+class Disposed(_Outcome, tag="disposed"):
+    """The agent was disposed while the turn ran."""
+
+
+class Rejected(_Outcome, tag="rejected"):
+    """A policy refused the prompt before any model saw it."""
+
+    reason: str
+
+
+class Failed(_Outcome, tag="error"):
+    """The turn could not go on. `message` is fit for people; `code` is for programs."""
+
+    step: int
+    code: str
+    message: str
+
+
+class Interrupted(_Outcome, tag="interrupted"):
+    """The process died in the turn. Written by repair when the log is loaded, never live."""
+
+
+Outcome = Completed | MaxTokens | Refused | Aborted | Disposed | Rejected | Failed | Interrupted
+
+
+# --- what happened --------------------------------------------------------------------------
+
+
+class _Data(Struct, frozen=True, omit_defaults=True, tag_field="type"):
+    pass
+
+
+class TurnStart(_Data, tag="turn/start"):
+    """A turn begins. From here on a `TurnEnd` is owed, whatever happens."""
+
+    turn: int
+    source: str
+
+
+class TurnEnd(_Data, tag="turn/end"):
+    """A turn is over, and how."""
+
+    turn: int
+    outcome: Outcome
+
+
+class StepStart(_Data, tag="step/start"):
+    """One model call and its tools begin."""
+
+    turn: int
+    step: int
+
+
+class StepEnd(_Data, tag="step/end"):
+    """The step is over."""
+
+    turn: int
+    step: int
+
+
+class UserMessage(_Data, tag="user/message"):
+    """A prompt that the model will see."""
+
+    id: str
+    content: tuple[Block, ...]
+    source: str
+
+
+class PromptBlocked(_Data, tag="prompt/blocked"):
+    """A prompt that no model saw, and the answer given instead."""
+
+    id: str
+    content: tuple[Block, ...]
+    source: str
+    reason: str
+
+
+class ContextMessage(_Data, tag="context/message"):
+    """Something a listener added for the model."""
+
+    content: tuple[Block, ...]
+    source: str
+
+
+class SteeringMessage(_Data, tag="steering/message"):
+    """Text that joined the running turn."""
+
+    id: str
+    turn: int
+    content: tuple[Block, ...]
+    source: str
+
+
+class RequestHeader(_Data, tag="request/header"):
+    """What accompanies the messages in model requests from here on. Logged when it changes."""
+
+    model: str
+    system: str
+    tools: tuple[str, ...]
+
+
+class AssistantChunk(_Data, tag="assistant/chunk"):
+    """A piece of a message as it streamed in."""
+
+    turn: int
+    step: int
+    text: str
+    reasoning: bool = False
+
+
+class AssistantMessage(_Data, tag="assistant/message"):
+    """The message a model call produced. `interrupted`: only what arrived before the cancel."""
+
+    turn: int
+    step: int
+    content: tuple[Part, ...]
+    usage: Usage | None = None
+    interrupted: bool = False
+
+
+class ModelRetry(_Data, tag="model/retry"):
+    """A model call failed and will be tried again after `delay_s` seconds."""
+
+    turn: int
+    step: int
+    attempt: int
+    delay_s: float
+    code: str
+    message: str
+
+
+class ToolCall(_Data, tag="tool/call"):
+    """A tool call is announced; nothing has run yet."""
+
+    turn: int
+    step: int
+    call_id: str
+    name: str
+    arguments: str
+    title: str
+    kind: ToolKind = "other"
+    locations: tuple[Location, ...] = ()
+
+
+class ToolStart(_Data, tag="tool/start"):
+    """The tool's body was entered: from here on side effects are possible."""
+
+    call_id: str
+
+
+class ToolProgress(_Data, tag="tool/progress"):
+    """What a running tool shows meanwhile. Each replaces the one before."""
+
+    call_id: str
+    title: str | None = None
+    content: tuple[ToolContent, ...] | None = None
+
+
+class ToolResult(_Data, tag="tool/result"):
+    """The one result of a call. `output` is what the model reads; `content` is what people see."""
+
+    turn: int
+    step: int
+    call_id: str
+    output: str
+    is_error: bool = False
+    code: str | None = None
+    content: tuple[ToolContent, ...] = ()
+    locations: tuple[Location, ...] | None = None
+
+
+class PermissionAsked(_Data, tag="permission/asked"):
+    """A person is asked about a call."""
+
+    call_id: str
+
+
+class PermissionDecided(_Data, tag="permission/decided"):
+    """And what came of it. `remember` names what an "always" covers, for the whole session."""
+
+    call_id: str
+    outcome: str
+    remember: str | None = None
+
+
+class PlanWritten(_Data, tag="plan/written"):
+    """The whole plan; the last one counts."""
+
+    entries: tuple[PlanEntry, ...]
+
+
+class ModeChanged(_Data, tag="mode/changed"):
+    """The session's permission mode from here on."""
+
+    mode: str
+
+
+EventData = (
+    TurnStart
+    | TurnEnd
+    | StepStart
+    | StepEnd
+    | UserMessage
+    | PromptBlocked
+    | ContextMessage
+    | SteeringMessage
+    | RequestHeader
+    | AssistantChunk
+    | AssistantMessage
+    | ModelRetry
+    | ToolCall
+    | ToolStart
+    | ToolProgress
+    | ToolResult
+    | PermissionAsked
+    | PermissionDecided
+    | PlanWritten
+    | ModeChanged
+)
+
+
+class Event(Struct, frozen=True):
+    """One entry of the log: contiguous `seq` from 0, `time_ms` since the epoch, and the facts."""
+
+    seq: int
+    time_ms: int
+    data: EventData
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(EventData).decode
+
+
+def encode(data: EventData) -> bytes:
+    """Return `data` as UTF-8 JSON without newlines.
+
+    Raises:
+        TypeError: Something in it is not JSON, such as an exception or a signal.
+    """
+    return _encode(data)
+
+
+def decode(body: bytes) -> EventData:
+    """Read what `encode` wrote.
+
+    Raises:
+        msgspec.ValidationError: Unknown event, wrong shape, or an outcome that carries more than
+            its kind allows.
+    """
+    return _decode(body)

@@ -1,0 +1,186 @@
+"""A session: its append-only log, and everything that follows from it.
+
+The rules, in order of importance:
+1. An event is in the log only as what will be read back: `append` encodes, decodes and compares.
+2. Commit, then notify. Validators may veto before the commit; observers hear of it afterwards and
+   cannot undo it: their errors are logged and go no further.
+3. `seq` is contiguous from 0. An append from inside an append is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from agent_core.events import (
+    Event,
+    EventData,
+    PromptBlocked,
+    SteeringMessage,
+    UserMessage,
+    decode,
+    encode,
+)
+from agent_core.logs import get_logger
+from agent_core.models.adapter import Message
+from agent_core.sessions.projection import Projection
+from agent_core.sessions.repair import closers_for
+from agent_core.sessions.store import SessionHeader, SessionStore
+
+__all__ = ["Session"]
+
+log = get_logger(__name__)
+
+
+class Session:
+    """One conversation. Build a new one with `create`, an old one with `load`.
+
+    Not thread-safe. Everything but `flush` is synchronous.
+
+    Attributes:
+        id: Unguessable, stable for ever.
+        cwd: The absolute directory the conversation is about.
+        state: What the events so far lead to.
+    """
+
+    def __init__(self, header: SessionHeader, store: SessionStore, events: Sequence[Event] = ()):
+        self.id = header.id
+        self.cwd = header.cwd
+        self.state = Projection()
+        self._store = store
+        self._events: list[Event] = []
+        self._validators: dict[object, Callable[[Event], None]] = {}
+        self._observers: dict[object, Callable[[Event], None]] = {}
+        self._is_appending = False
+        for event in events:
+            self._events.append(event)
+            self.state.apply(event)
+
+    @classmethod
+    async def create(cls, header: SessionHeader, store: SessionStore) -> Session:
+        """Make a new session and keep it in `store`.
+
+        Raises:
+            StoreError: It could not be kept.
+        """
+        await store.create(header)
+        return cls(header, store)
+
+    @classmethod
+    async def load(cls, session_id: str, store: SessionStore) -> Session:
+        """Read a session and close what a crash left open.
+
+        Raises:
+            SessionNotFound: There is none.
+            SessionCorrupt: Its log cannot be read.
+            StoreError: The repair could not be written.
+        """
+        header, events = await store.load(session_id)
+        session = cls(header, store, events)
+        if closers := closers_for(events):
+            for data in closers:
+                session.append(data)
+            await session.flush()
+        return session
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The log. Do not change it."""
+        return self._events
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The history as the next model request will tell it."""
+        return tuple(self.state.messages)
+
+    def append(self, data: EventData) -> Event:
+        """Commit one event and tell the observers.
+
+        Text that is not valid Unicode (a lone surrogate) is replaced by U+FFFD.
+
+        Returns:
+            The event as it now stands in the log, detached from `data`.
+
+        Raises:
+            TypeError: `data` is not an event, or not lossless JSON.
+            RuntimeError: Called by a validator or observer of another append.
+        """
+        if self._is_appending:
+            raise RuntimeError("an append from inside an append would reorder the log")
+        body, detached = _lossless(data)
+        event = Event(len(self._events), time.time_ns() // 1_000_000, detached)
+        self._is_appending = True
+        try:
+            observers = tuple(self._observers.values())
+            for validate in tuple(self._validators.values()):
+                validate(event)
+            self._events.append(event)
+            self.state.apply(event)
+            self._store.append(self.id, event.seq, event.time_ms, body)
+            if isinstance(detached, UserMessage | PromptBlocked | SteeringMessage):
+                self._store.touch(self.id, event.time_ms, self.state.title)
+            for observe in observers:
+                try:
+                    observe(event)
+                except Exception:
+                    log.exception("session_observer_failed", session_id=self.id, seq=event.seq)
+        finally:
+            self._is_appending = False
+        return event
+
+    def observe(self, observer: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `observer` with every event committed from now on; return a function to stop."""
+        return _register(self._observers, observer)
+
+    def validate(self, validator: Callable[[Event], None]) -> Callable[[], None]:
+        """Let `validator` veto events by raising before they are committed."""
+        return _register(self._validators, validator)
+
+    async def flush(self) -> None:
+        """Wait until the log so far survives a power cut.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+
+        Raises:
+            StoreError: It could not be written; it is kept and tried again with the next flush.
+        """
+        await self._store.flush(self.id)
+
+
+def _register(table: dict[object, Callable[[Event], None]], entry: Any) -> Callable[[], None]:
+    key = object()
+    table[key] = entry
+
+    def remove() -> None:
+        table.pop(key, None)
+
+    return remove
+
+
+def _lossless(data: EventData) -> tuple[bytes, EventData]:
+    try:
+        body = encode(data)
+    except UnicodeEncodeError:
+        clean = _replace_surrogates(msgspec.to_builtins(data))
+        body = msgspec.json.encode(clean)
+        return body, decode(body)
+    try:
+        detached = decode(body)
+    except msgspec.ValidationError as exc:
+        raise TypeError(f"not an event of the session log: {exc}") from None
+    if detached != data:
+        raise TypeError(f"not lossless JSON: {type(data).__name__}")
+    return body, detached
+
+
+def _replace_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {key: _replace_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_surrogates(item) for item in value]
+    return value

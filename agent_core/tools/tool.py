@@ -1,0 +1,228 @@
+"""The seam to a tool: typed arguments and a context in, an output for the model and people out.
+
+A tool is a leaf. It gets the turn's own signal in its context and passes it on to what it calls;
+it is never cancelled from outside, and what it started has ended when it returns. To add a tool,
+write one module with one `Tool` subclass and name it in `agent_core.tools.registry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from agent_core.cancellation import AbortSignal
+from agent_core.content import Location, ToolContent, ToolKind
+from agent_core.errors import ToolError
+from agent_core.models.adapter import ToolSpec
+from agent_core.tools.roots import Roots
+
+if TYPE_CHECKING:
+    from agent_core.agent import Agent
+
+__all__ = [
+    "CommandAborted",
+    "CommandResult",
+    "Commands",
+    "Effect",
+    "Files",
+    "Progress",
+    "Tool",
+    "ToolContext",
+    "ToolOutput",
+    "ToolView",
+]
+
+Effect = Literal["read", "edit", "execute", "none"]
+"""What a call may do to the world: permission modes decide by it. ``none`` touches nothing."""
+
+
+class ToolView(Struct, frozen=True):
+    """How a call is announced to people before it runs."""
+
+    title: str
+    locations: tuple[Location, ...] = ()
+
+
+class ToolOutput(Struct, frozen=True):
+    """What a finished call gives.
+
+    `output` is what the model reads. `content` is what people see; empty means `output` as text.
+    `is_error` marks a failure that is an answer, such as a command with a non-zero exit code.
+    """
+
+    output: str
+    content: tuple[ToolContent, ...] = ()
+    is_error: bool = False
+    code: str | None = None
+    locations: tuple[Location, ...] | None = None
+
+
+Progress = Callable[[tuple[ToolContent, ...]], None]
+"""Shows what a running tool has so far; each call replaces the content before."""
+
+
+class Files(Protocol):
+    """Whole text files, through the local disk or an editor's buffers.
+
+    Paths are absolute and were checked against the session's roots by the caller.
+    """
+
+    async def read(self, path: str, signal: AbortSignal) -> str:
+        """Return the file's text with its line endings as they are.
+
+        Raises:
+            ToolError: Missing, not a regular file, too large, or not UTF-8 text.
+            TurnAborted: The signal fired.
+        """
+        ...
+
+    async def write(self, path: str, text: str, signal: AbortSignal) -> None:
+        """Replace or create the file and its parent directories; whole or not at all.
+
+        Raises:
+            ToolError: It cannot be written.
+            TurnAborted: The signal fired before anything was written.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What became of a command. `exit_code` is negative for a signal, as in `subprocess`."""
+
+    exit_code: int
+    output: str
+    is_truncated: bool = False
+    ended_leftovers: int = 0
+
+
+class Commands(Protocol):
+    """Shell commands, run locally or in an editor's terminal."""
+
+    async def run(
+        self,
+        command: str,
+        *,
+        cwd: str,
+        signal: AbortSignal,
+        timeout_s: float | None,
+        on_output: Callable[[str], None],
+    ) -> CommandResult:
+        """Run `command` to its end.
+
+        When this returns or raises, no process that the command started is left.
+
+        Args:
+            command: For ``/bin/sh -c``.
+            cwd: Absolute.
+            signal: Ends the command: TERM to all its processes, after 2 s KILL.
+            timeout_s: Ends the command likewise after so many seconds; `None` for no limit.
+            on_output: Called now and then with the output so far, cut like the result's.
+
+        Raises:
+            ToolError: It could not be started, or ran out of time (code ``TOOL_TIMEOUT``).
+            CommandAborted: The signal fired; carries the output so far.
+        """
+        ...
+
+
+class CommandAborted(Exception):
+    """The signal ended a command. `result` holds what it printed until then."""
+
+    def __init__(self, result: CommandResult) -> None:
+        super().__init__("the command was ended by an abort")
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What a tool may use. Valid only while its `run` is running.
+
+    `signal` is the turn's own. `progress` shows what there is so far.
+    """
+
+    agent: Agent
+    call_id: str
+    signal: AbortSignal
+    roots: Roots
+    files: Files
+    commands: Commands
+    progress: Progress
+
+
+class Tool:
+    """Base of all tools: subclass it, set the class attributes, write `view` and `run`.
+
+    Attributes:
+        name: What the model calls.
+        description: For the model.
+        Args: A Struct with ``forbid_unknown_fields``; its JSON schema is the tool's.
+        kind: For the icon people see.
+        effect: For the permission policy.
+        is_parallel: Whether calls may overlap with other such calls; only for pure reads.
+    """
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    Args: ClassVar[type[Struct]]
+    kind: ClassVar[ToolKind] = "other"
+    effect: ClassVar[Effect] = "execute"
+    is_parallel: ClassVar[bool] = False
+
+    def spec(self) -> ToolSpec:
+        """Return the tool as models are told of it."""
+        return ToolSpec(self.name, self.description, _schema(self.Args))
+
+    def parse(self, arguments: str) -> Any:
+        """Decode the model's argument text.
+
+        Raises:
+            ToolError: It is not the JSON object this tool takes (code ``BAD_ARGUMENTS``); the
+                message tells the model what is wrong.
+        """
+        try:
+            return msgspec.json.decode(arguments or "{}", type=self.Args)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise ToolError(
+                f"the arguments of {self.name} are wrong: {exc}", code="BAD_ARGUMENTS"
+            ) from None
+
+    def view(self, args: Any, roots: Roots) -> ToolView:
+        """Say how the call is announced. Must not touch anything."""
+        return ToolView(self.name)
+
+    def remember_key(self, args: Any) -> tuple[str, str]:
+        """Return what an "always" answer covers: a key for the log, and words for people."""
+        return self.name, f"{self.name} calls"
+
+    async def run(self, args: Any, context: ToolContext) -> ToolOutput:
+        """Do it.
+
+        Cancellation: through ``context.signal`` only. Raise `TurnAborted` (or let it pass) when it
+        fired; return normally if the work was done anyway.
+
+        Raises:
+            ToolError: It failed; the model is told.
+        """
+        raise NotImplementedError
+
+
+def _schema(args: type[Struct]) -> Mapping[str, Any]:
+    """Return the JSON schema of `args` as one object without references to itself."""
+    schema = msgspec.json.schema(args)
+    definitions = schema.pop("$defs", {})
+
+    def inline(value: Any) -> Any:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                return inline(definitions[value["$ref"].rsplit("/", 1)[1]])
+            return {key: inline(item) for key, item in value.items()}
+        return [inline(item) for item in value] if isinstance(value, list) else value
+
+    resolved = inline(schema)
+    resolved.pop("title", None)
+    return dict(resolved)
