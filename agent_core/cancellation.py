@@ -216,7 +216,7 @@ class AbortSignal:
         for listener in listeners:
             try:
                 listener(reason)
-            except Exception:
+            except (Exception, asyncio.CancelledError):
                 log.exception("abort_listener_failed")
         return True
 

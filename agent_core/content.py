@@ -37,13 +37,13 @@ class _Value(Struct, frozen=True, omit_defaults=True, tag_field="type"):
 # --- what a prompt is made of ---------------------------------------------------------------
 
 
-class Text(_Value, tag="text"):
+class Text(_Value, frozen=True, tag="text"):
     """Text written by a person or shown by a tool."""
 
     text: str
 
 
-class Image(_Value, tag="image"):
+class Image(_Value, frozen=True, tag="image"):
     """An image, base64."""
 
     data: str
@@ -51,7 +51,7 @@ class Image(_Value, tag="image"):
     uri: str | None = None
 
 
-class Link(_Value, tag="link"):
+class Link(_Value, frozen=True, tag="link"):
     """A reference to something the model may open with a tool."""
 
     uri: str
@@ -62,7 +62,7 @@ class Link(_Value, tag="link"):
     size_bytes: int | None = None
 
 
-class Resource(_Value, tag="resource"):
+class Resource(_Value, frozen=True, tag="resource"):
     """Something embedded in the prompt: `text`, or `blob` in base64."""
 
     uri: str
@@ -78,19 +78,19 @@ Block = Text | Image | Link | Resource
 # --- what a model says ----------------------------------------------------------------------
 
 
-class TextPart(_Value, tag="text"):
+class TextPart(_Value, frozen=True, tag="text"):
     """Text of an assistant message."""
 
     text: str
 
 
-class ReasoningPart(_Value, tag="reasoning"):
+class ReasoningPart(_Value, frozen=True, tag="reasoning"):
     """A model's thinking. Some endpoints demand it back with the message it belongs to."""
 
     text: str
 
 
-class ToolCallPart(_Value, tag="tool_call"):
+class ToolCallPart(_Value, frozen=True, tag="tool_call"):
     """One tool call of an assistant message.
 
     `id` is ours and unique in the session: some providers start counting anew with each request.
@@ -130,7 +130,7 @@ class Location(Struct, frozen=True, omit_defaults=True):
     line: int | None = None
 
 
-class Diff(_Value, tag="diff"):
+class Diff(_Value, frozen=True, tag="diff"):
     """A file before (`None`: it did not exist) and after. `path` is absolute."""
 
     path: str

@@ -70,33 +70,33 @@ class _Outcome(Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True
     pass
 
 
-class Completed(_Outcome, tag="completed"):
+class Completed(_Outcome, frozen=True, tag="completed"):
     """The model finished."""
 
 
-class MaxTokens(_Outcome, tag="max_tokens"):
+class MaxTokens(_Outcome, frozen=True, tag="max_tokens"):
     """The model hit its output limit in this turn and nothing worse happened."""
 
 
-class Refused(_Outcome, tag="refused"):
+class Refused(_Outcome, frozen=True, tag="refused"):
     """The model, or its provider's filter, refused to answer."""
 
 
-class Aborted(_Outcome, tag="aborted"):
+class Aborted(_Outcome, frozen=True, tag="aborted"):
     """Somebody cancelled the turn. Who is not a fact of the log."""
 
 
-class Disposed(_Outcome, tag="disposed"):
+class Disposed(_Outcome, frozen=True, tag="disposed"):
     """The agent was disposed while the turn ran."""
 
 
-class Rejected(_Outcome, tag="rejected"):
+class Rejected(_Outcome, frozen=True, tag="rejected"):
     """A policy refused the prompt before any model saw it."""
 
     reason: str
 
 
-class Failed(_Outcome, tag="error"):
+class Failed(_Outcome, frozen=True, tag="error"):
     """The turn could not go on. `message` is fit for people; `code` is for programs."""
 
     step: int
@@ -104,7 +104,7 @@ class Failed(_Outcome, tag="error"):
     message: str
 
 
-class Interrupted(_Outcome, tag="interrupted"):
+class Interrupted(_Outcome, frozen=True, tag="interrupted"):
     """The process died in the turn. Written by repair when the log is loaded, never live."""
 
 
@@ -118,35 +118,35 @@ class _Data(Struct, frozen=True, omit_defaults=True, tag_field="type"):
     pass
 
 
-class TurnStart(_Data, tag="turn/start"):
+class TurnStart(_Data, frozen=True, tag="turn/start"):
     """A turn begins. From here on a `TurnEnd` is owed, whatever happens."""
 
     turn: int
     source: str
 
 
-class TurnEnd(_Data, tag="turn/end"):
+class TurnEnd(_Data, frozen=True, tag="turn/end"):
     """A turn is over, and how."""
 
     turn: int
     outcome: Outcome
 
 
-class StepStart(_Data, tag="step/start"):
+class StepStart(_Data, frozen=True, tag="step/start"):
     """One model call and its tools begin."""
 
     turn: int
     step: int
 
 
-class StepEnd(_Data, tag="step/end"):
+class StepEnd(_Data, frozen=True, tag="step/end"):
     """The step is over."""
 
     turn: int
     step: int
 
 
-class UserMessage(_Data, tag="user/message"):
+class UserMessage(_Data, frozen=True, tag="user/message"):
     """A prompt that the model will see."""
 
     id: str
@@ -154,7 +154,7 @@ class UserMessage(_Data, tag="user/message"):
     source: str
 
 
-class PromptBlocked(_Data, tag="prompt/blocked"):
+class PromptBlocked(_Data, frozen=True, tag="prompt/blocked"):
     """A prompt that no model saw, and the answer given instead."""
 
     id: str
@@ -163,14 +163,14 @@ class PromptBlocked(_Data, tag="prompt/blocked"):
     reason: str
 
 
-class ContextMessage(_Data, tag="context/message"):
+class ContextMessage(_Data, frozen=True, tag="context/message"):
     """Something a listener added for the model."""
 
     content: tuple[Block, ...]
     source: str
 
 
-class SteeringMessage(_Data, tag="steering/message"):
+class SteeringMessage(_Data, frozen=True, tag="steering/message"):
     """Text that joined the running turn."""
 
     id: str
@@ -179,7 +179,7 @@ class SteeringMessage(_Data, tag="steering/message"):
     source: str
 
 
-class RequestHeader(_Data, tag="request/header"):
+class RequestHeader(_Data, frozen=True, tag="request/header"):
     """What accompanies the messages in model requests from here on. Logged when it changes."""
 
     model: str
@@ -187,7 +187,7 @@ class RequestHeader(_Data, tag="request/header"):
     tools: tuple[str, ...]
 
 
-class AssistantChunk(_Data, tag="assistant/chunk"):
+class AssistantChunk(_Data, frozen=True, tag="assistant/chunk"):
     """A piece of a message as it streamed in."""
 
     turn: int
@@ -196,7 +196,7 @@ class AssistantChunk(_Data, tag="assistant/chunk"):
     reasoning: bool = False
 
 
-class AssistantMessage(_Data, tag="assistant/message"):
+class AssistantMessage(_Data, frozen=True, tag="assistant/message"):
     """The message a model call produced. `interrupted`: only what arrived before the cancel."""
 
     turn: int
@@ -206,7 +206,7 @@ class AssistantMessage(_Data, tag="assistant/message"):
     interrupted: bool = False
 
 
-class ModelRetry(_Data, tag="model/retry"):
+class ModelRetry(_Data, frozen=True, tag="model/retry"):
     """A model call failed and will be tried again after `delay_s` seconds."""
 
     turn: int
@@ -217,7 +217,7 @@ class ModelRetry(_Data, tag="model/retry"):
     message: str
 
 
-class ToolCall(_Data, tag="tool/call"):
+class ToolCall(_Data, frozen=True, tag="tool/call"):
     """A tool call is announced; nothing has run yet."""
 
     turn: int
@@ -230,13 +230,13 @@ class ToolCall(_Data, tag="tool/call"):
     locations: tuple[Location, ...] = ()
 
 
-class ToolStart(_Data, tag="tool/start"):
+class ToolStart(_Data, frozen=True, tag="tool/start"):
     """The tool's body was entered: from here on side effects are possible."""
 
     call_id: str
 
 
-class ToolProgress(_Data, tag="tool/progress"):
+class ToolProgress(_Data, frozen=True, tag="tool/progress"):
     """What a running tool shows meanwhile. Each replaces the one before."""
 
     call_id: str
@@ -244,8 +244,8 @@ class ToolProgress(_Data, tag="tool/progress"):
     content: tuple[ToolContent, ...] | None = None
 
 
-class ToolResult(_Data, tag="tool/result"):
-    """The one result of a call. `output` is what the model reads; `content` is what people see."""
+class ToolResult(_Data, frozen=True, tag="tool/result"):
+    """The one result of a call. `output` is what the model reads; people see `content`, if any."""
 
     turn: int
     step: int
@@ -257,13 +257,13 @@ class ToolResult(_Data, tag="tool/result"):
     locations: tuple[Location, ...] | None = None
 
 
-class PermissionAsked(_Data, tag="permission/asked"):
+class PermissionAsked(_Data, frozen=True, tag="permission/asked"):
     """A person is asked about a call."""
 
     call_id: str
 
 
-class PermissionDecided(_Data, tag="permission/decided"):
+class PermissionDecided(_Data, frozen=True, tag="permission/decided"):
     """And what came of it. `remember` names what an "always" covers, for the whole session."""
 
     call_id: str
@@ -271,13 +271,13 @@ class PermissionDecided(_Data, tag="permission/decided"):
     remember: str | None = None
 
 
-class PlanWritten(_Data, tag="plan/written"):
+class PlanWritten(_Data, frozen=True, tag="plan/written"):
     """The whole plan; the last one counts."""
 
     entries: tuple[PlanEntry, ...]
 
 
-class ModeChanged(_Data, tag="mode/changed"):
+class ModeChanged(_Data, frozen=True, tag="mode/changed"):
     """The session's permission mode from here on."""
 
     mode: str

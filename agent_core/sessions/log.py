@@ -9,6 +9,7 @@ The rules, in order of importance:
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,9 @@ from agent_core.events import (
     EventData,
     PromptBlocked,
     SteeringMessage,
+    StepEnd,
+    ToolResult,
+    TurnEnd,
     UserMessage,
     decode,
     encode,
@@ -33,6 +37,8 @@ from agent_core.sessions.store import SessionHeader, SessionStore
 __all__ = ["Session"]
 
 log = get_logger(__name__)
+
+_OWED = (ToolResult, StepEnd, TurnEnd)  # what was begun is closed; nobody may veto that
 
 
 class Session:
@@ -115,8 +121,9 @@ class Session:
         self._is_appending = True
         try:
             observers = tuple(self._observers.values())
-            for validate in tuple(self._validators.values()):
-                validate(event)
+            if not isinstance(detached, _OWED):
+                for validate in tuple(self._validators.values()):
+                    validate(event)
             self._events.append(event)
             self.state.apply(event)
             self._store.append(self.id, event.seq, event.time_ms, body)
@@ -125,7 +132,7 @@ class Session:
             for observe in observers:
                 try:
                     observe(event)
-                except Exception:
+                except (Exception, asyncio.CancelledError):
                     log.exception("session_observer_failed", session_id=self.id, seq=event.seq)
         finally:
             self._is_appending = False
@@ -136,7 +143,10 @@ class Session:
         return _register(self._observers, observer)
 
     def validate(self, validator: Callable[[Event], None]) -> Callable[[], None]:
-        """Let `validator` veto events by raising before they are committed."""
+        """Let `validator` veto events by raising before they are committed.
+
+        What closes something (a result, the end of a step or turn) cannot be vetoed.
+        """
         return _register(self._validators, validator)
 
     async def flush(self) -> None:

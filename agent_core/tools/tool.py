@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from agent_core.cancellation import AbortSignal
-from agent_core.content import Location, ToolContent, ToolKind
+from agent_core.content import Block, Location, ToolContent, ToolKind
 from agent_core.errors import ToolError
 from agent_core.models.adapter import ToolSpec
 from agent_core.tools.roots import Roots
@@ -52,6 +52,7 @@ class ToolOutput(Struct, frozen=True):
 
     `output` is what the model reads. `content` is what people see; empty means `output` as text.
     `is_error` marks a failure that is an answer, such as a command with a non-zero exit code.
+    `context` is what a ``tools/post-execute`` listener tells the model besides.
     """
 
     output: str
@@ -59,6 +60,7 @@ class ToolOutput(Struct, frozen=True):
     is_error: bool = False
     code: str | None = None
     locations: tuple[Location, ...] | None = None
+    context: tuple[Block, ...] = ()
 
 
 Progress = Callable[[tuple[ToolContent, ...]], None]

@@ -1,0 +1,221 @@
+"""An agent: one session, one driver, and the verbs to give it work and to stop it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Generator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from agent_core import execution
+from agent_core.cancellation import normalize_cancel_cause
+from agent_core.content import Block, Text
+from agent_core.errors import AgentDisposed
+from agent_core.events import ModeChanged
+from agent_core.hooks import Hooks
+from agent_core.inbox import Prompt
+from agent_core.loop import AgentLoop
+from agent_core.models.adapter import ModelAdapter
+from agent_core.permissions import MODES
+from agent_core.prompt import SystemPrompt
+from agent_core.sessions.log import Session
+from agent_core.tools.roots import Roots
+from agent_core.tools.tool import Commands, Files, Tool
+
+if TYPE_CHECKING:
+    from agent_core.runtime import AgentRuntime
+
+__all__ = ["Agent"]
+
+
+class Agent:
+    """Takes prompts, runs one turn for each, first in, first out. Made by `AgentRuntime.create`.
+
+    The synchronous verbs belong to the thread of the event loop. Cancelling is cooperative: see
+    docs/cancellation.md for what a tool or listener owes its signal.
+
+    Attributes:
+        session: The log, the one truth about what happened.
+        hooks: Listeners of this agent only; those of the runtime come before them.
+        model, tools, roots, files, commands, system_prompt: What its turns work with.
+    """
+
+    def __init__(
+        self,
+        runtime: AgentRuntime,
+        session: Session,
+        *,
+        model: ModelAdapter,
+        tools: Mapping[str, Tool],
+        roots: Roots,
+        files: Files,
+        commands: Commands,
+        system_prompt: SystemPrompt,
+        mode: str,
+    ) -> None:
+        self.session = session
+        self.hooks = Hooks(runtime.hooks)
+        self.model = model
+        self.tools = tools
+        self.roots = roots
+        self.files = files
+        self.commands = commands
+        self.system_prompt = system_prompt
+        self._runtime = runtime
+        self._default_mode = mode
+        self._thread = threading.get_ident()
+        self._loop = AgentLoop(self)
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self.session.id
+
+    @property
+    def status(self) -> str:
+        """``idle``, ``running`` or ``disposed``. Tells nothing about any one prompt."""
+        return self._loop.status
+
+    @property
+    def mode(self) -> str:
+        """The permission mode, a key of `agent_core.permissions.MODES`."""
+        return self.session.state.mode or self._default_mode
+
+    def set_mode(self, mode: str) -> None:
+        """Change the permission mode, from the next tool call on.
+
+        Raises:
+            ValueError: There is no such mode.
+        """
+        if mode not in MODES:
+            raise ValueError(f"no permission mode {mode!r}; there are {', '.join(MODES)}")
+        if mode != self.mode:
+            self.session.append(ModeChanged(mode))
+
+    def send(self, content: str | tuple[Block, ...], *, source: str = "user") -> Prompt:
+        """Queue a prompt; it gets a turn of its own.
+
+        Args:
+            content: Text, or blocks.
+            source: Who says it.
+
+        Returns:
+            The prompt; ``await prompt.settled()`` for how its turn ended.
+
+        Raises:
+            AgentDisposed: The agent takes no more work.
+            QueueFull: Too many prompts are waiting.
+        """
+        return self._enqueue(content, source, is_steering=False)
+
+    def steer(self, content: str | tuple[Block, ...], *, source: str = "user") -> Prompt:
+        """Add to the turn that runs, from its next step on; when none runs, like `send`.
+
+        Raises:
+            AgentDisposed: The agent takes no more work.
+            QueueFull: Too many prompts are waiting.
+        """
+        return self._enqueue(content, source, is_steering=True)
+
+    def cancel(self, cause: object = None) -> None:
+        """Ask the running turn to stop, and forget all that is queued or steered by now.
+
+        Work sent afterwards runs, also when an abort listener sends it. On a turn that is being
+        cancelled already the first cause stands. Does nothing else when idle or disposed.
+
+        Args:
+            cause: See `normalize_cancel_cause`; omitted means user.
+
+        Raises:
+            TypeError: `cause` is not one of the closed vocabulary. Nothing has happened.
+            RuntimeError: Called on another thread; use ``anyio.from_thread.run_sync``.
+        """
+        reason = normalize_cancel_cause(cause)
+        self._check_thread()
+        if not self._loop.is_disposed:
+            self._loop.cancel(reason)
+            self._runtime.watch_unwinding(self)
+
+    async def when_idle(self) -> None:
+        """Wait until the agent is idle: no turn runs, none is owed, all is flushed.
+
+        A disposed agent is waited for until its driver is gone. Uncooperative work is waited for,
+        however long it takes.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+
+        Raises:
+            RuntimeError: Called by the agent's own listener, tool or adapter.
+        """
+        self.refuse_own_wait()
+        await self._loop.when_idle()
+
+    def dispose(self) -> Awaitable[None]:
+        """Stop for good: abort the turn, forget what is queued, refuse what comes.
+
+        All of that has happened when this returns; awaiting the result waits until the agent is
+        quiet. Calling it again is harmless, and every caller waits for the same end.
+
+        Cancellation: safe; the disposal goes on. Concurrency: any number of tasks. Awaiting it in
+        the agent's own driver (a listener, a tool) is a `RuntimeError`: it would wait for itself.
+        """
+        self._check_thread()
+        if not self._loop.is_disposed:
+            self._loop.dispose()
+            self._runtime.watch_unwinding(self)
+        return _Quiet(self)
+
+    def awaiting(self) -> str:
+        """Say in words what the running turn is waiting for."""
+        running = ", ".join(self._loop.running_calls.values())
+        return running or self._loop.awaiting
+
+    def refuse_own_wait(self) -> None:
+        """Raise `RuntimeError` if the agent's own work led here: it would wait for itself."""
+        frame = execution.current()
+        if frame is not None and frame.agent is self and not self._loop.quiet.is_set():
+            raise RuntimeError("an agent's own listener, tool or adapter cannot wait for its end")
+
+    async def drive(self) -> None:
+        """Run turns until disposed. For the runtime, once."""
+        await self._loop.drive()
+
+    def unwinding(self) -> anyio.Event | None:
+        """Return the event of the present turn's end if it was aborted, else `None`."""
+        return self._loop.unwinding()
+
+    @property
+    def running_calls(self) -> Mapping[str, str]:
+        """The titles of the tool calls that are running, by call id."""
+        return self._loop.running_calls
+
+    def _enqueue(
+        self, content: str | tuple[Block, ...], source: str, *, is_steering: bool
+    ) -> Prompt:
+        self._check_thread()
+        if self._loop.is_disposed:
+            raise AgentDisposed("the agent was disposed")
+        blocks = (Text(content),) if isinstance(content, str) else tuple(content)
+        prompt = Prompt(blocks, source)
+        self._loop.enqueue(prompt, is_steering=is_steering)
+        delivery = {"source": source, "steering": is_steering}
+        self.hooks.emit("agent/queued", self, blocks, delivery)
+        return prompt
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                "this agent belongs to another thread; call it through anyio.from_thread.run_sync"
+            )
+
+
+class _Quiet:
+    """What `Agent.dispose` returns: awaitable, and fine to drop."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def __await__(self) -> Generator[Any, None, None]:
+        self._agent.refuse_own_wait()
+        return self._agent._loop.quiet.wait().__await__()

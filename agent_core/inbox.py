@@ -1,0 +1,127 @@
+"""What waits for an agent: prompts, each a turn of its own, and steering for the turn that runs."""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from typing import Final
+
+import anyio
+
+from agent_core.content import Block
+from agent_core.errors import AgentError, QueueFull
+from agent_core.events import Outcome
+
+__all__ = ["MAX_QUEUED", "Inbox", "Prompt"]
+
+MAX_QUEUED: Final = 64
+"""What may wait in one inbox; a person never gets near, a broken client does."""
+
+
+class Prompt:
+    """Work sent to an agent, and what became of it.
+
+    Attributes:
+        id: Unique; the log's messages carry it.
+        content: What was said.
+        source: Who said it: ``user`` or a listener's name.
+        outcome: How its turn ended; `None` before, and for ever if no turn took it.
+        error: What the log does not know of: the turn could not start, or could not be saved.
+    """
+
+    __slots__ = ("_settled", "content", "error", "id", "outcome", "source")
+
+    def __init__(self, content: tuple[Block, ...], source: str) -> None:
+        self.id: Final = uuid.uuid4().hex
+        self.content: Final = content
+        self.source: Final = source
+        self.outcome: Outcome | None = None
+        self.error: AgentError | None = None
+        self._settled = anyio.Event()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `outcome` and `error` are final."""
+        return self._settled.is_set()
+
+    async def settled(self) -> Outcome | None:
+        """Wait until the turn is over, quiet and flushed.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+
+        Returns:
+            Its outcome, or `None` if a cancel or disposal came before any turn took it.
+
+        Raises:
+            AgentError: The turn could not start, or its end could not be saved.
+        """
+        await self._settled.wait()
+        if self.error is not None:
+            raise self.error
+        return self.outcome
+
+    def settle(self, outcome: Outcome | None, error: AgentError | None = None) -> None:
+        """Make the result final. For the loop only; the first call counts."""
+        if not self._settled.is_set():
+            self.outcome, self.error = outcome, error
+            self._settled.set()
+
+
+class Inbox:
+    """Two first-in-first-out queues. All methods are synchronous; the loop owns the instance."""
+
+    def __init__(self) -> None:
+        self._queued: deque[Prompt] = deque()
+        self._steering: deque[Prompt] = deque()
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether a prompt waits for a turn of its own."""
+        return bool(self._queued)
+
+    @property
+    def has_steering(self) -> bool:
+        """Whether steering waits for the turn that runs."""
+        return bool(self._steering)
+
+    def send(self, prompt: Prompt) -> None:
+        """Queue `prompt` for a turn of its own.
+
+        Raises:
+            QueueFull: `MAX_QUEUED` are waiting.
+        """
+        self._check_room()
+        self._queued.append(prompt)
+
+    def steer(self, prompt: Prompt) -> None:
+        """Queue `prompt` for the turn that runs.
+
+        Raises:
+            QueueFull: `MAX_QUEUED` are waiting.
+        """
+        self._check_room()
+        self._steering.append(prompt)
+
+    def claim(self) -> Prompt:
+        """Take the oldest prompt."""
+        return self._queued.popleft()
+
+    def take_steering(self) -> list[Prompt]:
+        """Take all steering, oldest first."""
+        taken = list(self._steering)
+        self._steering.clear()
+        return taken
+
+    def requeue_steering(self) -> None:
+        """Turn steering that came too late for its turn into prompts, before all others."""
+        self._queued.extendleft(reversed(self.take_steering()))
+
+    def clear(self) -> list[Prompt]:
+        """Take everything: what a cancel removes, in the order in which it was to run."""
+        taken = [*self.take_steering(), *self._queued]
+        self._queued.clear()
+        return taken
+
+    def _check_room(self) -> None:
+        if len(self._queued) + len(self._steering) >= MAX_QUEUED:
+            raise QueueFull(f"{MAX_QUEUED} prompts are waiting already")

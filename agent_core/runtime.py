@@ -1,0 +1,162 @@
+"""The composition: a runtime owns the driver task of every agent, and nobody else does."""
+
+from __future__ import annotations
+
+import contextvars
+import secrets
+import time
+from types import TracebackType
+from typing import Final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from agent_core import execution
+from agent_core.agent import Agent
+from agent_core.events import ToolProgress
+from agent_core.hooks import Hooks
+from agent_core.logs import get_logger
+from agent_core.models.adapter import ModelAdapter
+from agent_core.prompt import SystemPrompt
+from agent_core.sessions.log import Session
+from agent_core.sessions.store import SessionHeader, SessionStore
+from agent_core.tools.roots import Roots
+from agent_core.tools.tool import Commands, Files, Tool
+
+__all__ = ["AgentRuntime"]
+
+SAY_AWAITING_AFTER_S: Final = 2.0
+"""A turn that is still unwinding this long after its abort says what it is waiting for."""
+
+log = get_logger(__name__)
+
+
+class AgentRuntime:
+    """Makes agents and owns what they run on: ``async with AgentRuntime(...) as runtime:``.
+
+    Leaving the block disposes every agent and waits until all are quiet.
+
+    Attributes:
+        hooks: Listeners of all agents.
+        agents: The agents that are not quiet yet, by id.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        *,
+        model: ModelAdapter,
+        tools: tuple[Tool, ...],
+        files: Files,
+        commands: Commands,
+        system_prompt: SystemPrompt | None = None,
+        mode: str = "ask",
+    ) -> None:
+        self.hooks = Hooks()
+        self.agents: dict[str, Agent] = {}
+        self._store = store
+        self._model = model
+        self._tools = {tool.name: tool for tool in tools}
+        self._files = files
+        self._commands = commands
+        self._system_prompt = system_prompt or SystemPrompt()
+        self._mode = mode
+        self._watched: set[anyio.Event] = set()
+        self._tasks: TaskGroup
+
+    async def __aenter__(self) -> AgentRuntime:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        # Drivers start from here and not from whoever makes the agent, or a child made in a tool
+        # would carry its parent's ambient values for life.
+        self._context = contextvars.copy_context()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        for agent in tuple(self.agents.values()):
+            agent.dispose()
+        return await self._tasks.__aexit__(exc_type, exc, traceback)
+
+    async def create(self, cwd: str, *, additional: tuple[str, ...] = ()) -> Agent:
+        """Make an agent with a new session.
+
+        Cancellation: safe; nothing is published. Concurrency: any number of tasks.
+
+        Args:
+            cwd: Absolute directory the session is about.
+            additional: Further absolute directories its tools may touch.
+
+        Raises:
+            StoreError: The session could not be kept.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        header = SessionHeader(f"sess_{secrets.token_hex(12)}", cwd, now_ms, now_ms)
+        session = await Session.create(header, self._store)
+        return self._publish(session, Roots(cwd, additional), "startup")
+
+    async def load(self, session_id: str, *, additional: tuple[str, ...] = ()) -> Agent:
+        """Make an agent for a stored session, repaired if its process died in a turn.
+
+        Cancellation: safe; nothing is published. Concurrency: any number of tasks; the caller makes
+        sure that a session has one agent at a time.
+
+        Raises:
+            SessionNotFound: There is none.
+            SessionCorrupt: Its log cannot be read.
+            StoreError: The store failed.
+        """
+        session = await Session.load(session_id, self._store)
+        return self._publish(session, Roots(session.cwd, additional), "resume")
+
+    def watch_unwinding(self, agent: Agent) -> None:
+        """Have an aborted turn say what it waits for, should it take long. Idempotent."""
+        over = agent.unwinding()
+        if over is not None and over not in self._watched:
+            self._watched.add(over)
+            self._tasks.start_soon(self._say_awaiting, agent, over, name=f"watch {agent.id}")
+
+    def _publish(self, session: Session, roots: Roots, source: str) -> Agent:
+        agent = Agent(
+            self,
+            session,
+            model=self._model,
+            tools=self._tools,
+            roots=roots,
+            files=self._files,
+            commands=self._commands,
+            system_prompt=self._system_prompt,
+            mode=self._mode,
+        )
+        self.agents[agent.id] = agent
+        context = execution.context_for(agent, self._context)
+        self._tasks.create_task(self._drive(agent), name=f"agent {agent.id}", context=context)
+        agent.hooks.emit("agent/created", agent)
+        agent.hooks.emit("agent/session-start", agent, source)
+        return agent
+
+    async def _drive(self, agent: Agent) -> None:
+        try:
+            await agent.drive()
+        except Exception:
+            # A defect of ours ends this agent and no other.
+            log.exception("agent_driver_crashed", session_id=agent.id)
+        finally:
+            if self.agents.get(agent.id) is agent:
+                del self.agents[agent.id]
+
+    async def _say_awaiting(self, agent: Agent, over: anyio.Event) -> None:
+        try:
+            with anyio.move_on_after(SAY_AWAITING_AFTER_S):
+                await over.wait()
+                return
+            log.warning("turn_still_unwinding", session_id=agent.id, awaiting=agent.awaiting())
+            for call_id, title in agent.running_calls.items():
+                text = f"Waiting for it to stop: {title}"
+                agent.session.append(ToolProgress(call_id, title=text))
+        finally:
+            self._watched.discard(over)
