@@ -107,7 +107,7 @@ class Agent:
             AgentDisposed: The agent takes no more work.
             QueueFull: Too many prompts are waiting.
         """
-        return self._enqueue(content, source, is_steering=False)
+        return self.submit(Prompt(_blocks(content), source))
 
     def steer(self, content: str | tuple[Block, ...], *, source: str = "user") -> Prompt:
         """Add to the turn that runs, from its next step on; when none runs, like `send`.
@@ -116,7 +116,27 @@ class Agent:
             AgentDisposed: The agent takes no more work.
             QueueFull: Too many prompts are waiting.
         """
-        return self._enqueue(content, source, is_steering=True)
+        return self.submit(Prompt(_blocks(content), source), is_steering=True)
+
+    def submit(self, prompt: Prompt, *, is_steering: bool = False) -> Prompt:
+        """Do what `send` or `steer` does, with a prompt made before.
+
+        Raises:
+            AgentDisposed: The agent takes no more work.
+            QueueFull: Too many prompts are waiting.
+        """
+        self._check_thread()
+        if self._loop.is_disposed:
+            raise AgentDisposed("The session is being closed.")
+        self._loop.enqueue(prompt, is_steering=is_steering)
+        delivery = {"source": prompt.source, "steering": is_steering}
+        self.hooks.emit("agent/queued", self, prompt.content, delivery)
+        return prompt
+
+    def withdraw(self, prompt: Prompt) -> bool:
+        """Take one prompt out again; return whether it was still waiting for its turn."""
+        self._check_thread()
+        return self._loop.withdraw(prompt)
 
     def cancel(self, cause: object = None) -> None:
         """Ask the running turn to stop, and forget all that is queued or steered by now.
@@ -190,24 +210,15 @@ class Agent:
         """The titles of the tool calls that are running, by call id."""
         return self._loop.running_calls
 
-    def _enqueue(
-        self, content: str | tuple[Block, ...], source: str, *, is_steering: bool
-    ) -> Prompt:
-        self._check_thread()
-        if self._loop.is_disposed:
-            raise AgentDisposed("the agent was disposed")
-        blocks = (Text(content),) if isinstance(content, str) else tuple(content)
-        prompt = Prompt(blocks, source)
-        self._loop.enqueue(prompt, is_steering=is_steering)
-        delivery = {"source": source, "steering": is_steering}
-        self.hooks.emit("agent/queued", self, blocks, delivery)
-        return prompt
-
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
             raise RuntimeError(
                 "this agent belongs to another thread; call it through anyio.from_thread.run_sync"
             )
+
+
+def _blocks(content: str | tuple[Block, ...]) -> tuple[Block, ...]:
+    return (Text(content),) if isinstance(content, str) else tuple(content)
 
 
 class _Quiet:

@@ -116,6 +116,14 @@ class Inbox:
         """Turn steering that came too late for its turn into prompts, before all others."""
         self._queued.extendleft(reversed(self.take_steering()))
 
+    def remove(self, prompt: Prompt) -> bool:
+        """Take `prompt` out; return whether it was there."""
+        for queue in (self._queued, self._steering):
+            if prompt in queue:
+                queue.remove(prompt)
+                return True
+        return False
+
     def clear(self) -> list[Prompt]:
         """Take everything: what a cancel removes, in the order in which it was to run."""
         taken = [*self.take_steering(), *self._queued]
@@ -124,4 +132,4 @@ class Inbox:
 
     def _check_room(self) -> None:
         if len(self._queued) + len(self._steering) >= MAX_QUEUED:
-            raise QueueFull(f"{MAX_QUEUED} prompts are waiting already")
+            raise QueueFull(f"{MAX_QUEUED} prompts are waiting already.")

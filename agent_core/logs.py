@@ -20,8 +20,7 @@ class _LazyLogger:
     def __getattr__(self, method: str) -> Any:
         import structlog
 
-        bound = getattr(structlog.get_logger(logger=self._name), method)
-        return bound
+        return getattr(structlog.get_logger().bind(logger=self._name), method)
 
 
 def get_logger(name: str) -> Any:

@@ -157,6 +157,16 @@ class AgentLoop:
             self._inbox.send(prompt)
         self._wake.set()
 
+    def withdraw(self, prompt: Prompt) -> bool:
+        """See `Agent.withdraw`."""
+        if not self._inbox.remove(prompt):
+            return False
+        prompt.settle(None)
+        if self._holder is None and not self._inbox.has_queued:
+            self._pre_run_cancelled = True  # whoever waits for idle must hear of it
+            self._wake.set()
+        return True
+
     def cancel(self, cause: CancelCause) -> None:
         """See `Agent.cancel`; `cause` is canonical."""
         cleared = self._inbox.clear()  # before any abort listener: what it sends must survive

@@ -97,30 +97,19 @@ class AgentRuntime:
         now_ms = time.time_ns() // 1_000_000
         header = SessionHeader(f"sess_{secrets.token_hex(12)}", cwd, now_ms, now_ms)
         session = await Session.create(header, self._store)
-        return self._publish(session, Roots(cwd, additional), "startup")
+        return self.adopt(session, additional=additional, source="startup")
 
-    async def load(self, session_id: str, *, additional: tuple[str, ...] = ()) -> Agent:
-        """Make an agent for a stored session, repaired if its process died in a turn.
+    def adopt(
+        self, session: Session, *, additional: tuple[str, ...] = (), source: str = "resume"
+    ) -> Agent:
+        """Make an agent for a session that has none; the caller makes sure of that.
 
-        Cancellation: safe; nothing is published. Concurrency: any number of tasks; the caller makes
-        sure that a session has one agent at a time.
-
-        Raises:
-            SessionNotFound: There is none.
-            SessionCorrupt: Its log cannot be read.
-            StoreError: The store failed.
+        Args:
+            session: Usually what `Session.load` returned.
+            additional: As in `create`.
+            source: What ``agent/session-start`` is told.
         """
-        session = await Session.load(session_id, self._store)
-        return self._publish(session, Roots(session.cwd, additional), "resume")
-
-    def watch_unwinding(self, agent: Agent) -> None:
-        """Have an aborted turn say what it waits for, should it take long. Idempotent."""
-        over = agent.unwinding()
-        if over is not None and over not in self._watched:
-            self._watched.add(over)
-            self._tasks.start_soon(self._say_awaiting, agent, over, name=f"watch {agent.id}")
-
-    def _publish(self, session: Session, roots: Roots, source: str) -> Agent:
+        roots = Roots(session.cwd, additional)
         agent = Agent(
             self,
             session,
@@ -138,6 +127,13 @@ class AgentRuntime:
         agent.hooks.emit("agent/created", agent)
         agent.hooks.emit("agent/session-start", agent, source)
         return agent
+
+    def watch_unwinding(self, agent: Agent) -> None:
+        """Have an aborted turn say what it waits for, should it take long. Idempotent."""
+        over = agent.unwinding()
+        if over is not None and over not in self._watched:
+            self._watched.add(over)
+            self._tasks.start_soon(self._say_awaiting, agent, over, name=f"watch {agent.id}")
 
     async def _drive(self, agent: Agent) -> None:
         try:

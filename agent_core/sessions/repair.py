@@ -44,7 +44,9 @@ def closers_for(events: Sequence[Event]) -> list[EventData]:
     )
     if start is None:
         return []
-    turn, step, chunks = 0, None, list[AssistantChunk]()
+    turn = 0
+    step: int | None = None
+    chunks: list[AssistantChunk] = []
     open_calls: dict[str, ToolCall] = {}
     promised: dict[str, ToolCallPart] = {}
     started: set[str] = set()

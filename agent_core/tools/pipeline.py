@@ -71,6 +71,7 @@ class ToolExecution:
     step: int
     call_id: str
     tool: Tool
+    arguments: str
     args: Any
     view: ToolView
     signal: AbortSignal
@@ -116,7 +117,9 @@ class ToolPipeline:
         )
         if tool is None or failure.message:
             return ToolResult(turn, step, part.id, failure.message, True, failure.code)
-        return ToolExecution(self._agent, turn, step, part.id, tool, args, view, signal)
+        return ToolExecution(
+            self._agent, turn, step, part.id, tool, part.arguments, args, view, signal
+        )
 
     async def dispatch(self, execution: ToolExecution) -> tuple[ToolResult, tuple[Block, ...]]:
         """Run an announced call to its one result, and what listeners add for the model.

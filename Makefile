@@ -1,0 +1,48 @@
+# `make chat` and `make test` need Python 3.11 or newer, make, and the package index. Nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help chat test lint bench stress format clean
+
+help: ## what there is to make
+	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST) | awk '{n=$$1; $$1=""; printf "  make %-8s%s\n", n, $$0}'
+
+chat: $(READY) ## talk to the agent in this terminal
+	@$(BIN)/acp-agent chat
+
+test: $(READY)-dev ## run all tests
+	@$(BIN)/python -m pytest -q
+
+lint: $(READY)-dev ## check style, types and the direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(READY)-dev ## put the code into shape
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY)-dev ## measure, and print one table
+	@$(BIN)/python -m benchmarks
+
+stress: $(READY)-dev ## run every race test 200 times
+	@$(BIN)/python -m pytest -q -m race --repeat 200
+
+clean: ## remove what was set up
+	rm -rf $(VENV) build dist *.egg-info
+
+# A stamp for each set-up: a second `make` starts at once, a changed pyproject.toml sets up anew.
+$(READY): pyproject.toml
+	@echo "Setting up $(VENV), once; this takes a minute." >&2
+	@$(PYTHON) -c 'import sys; sys.exit("acp-agent needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . >&2
+	@touch $@
+
+$(READY)-dev: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' >&2
+	@touch $@

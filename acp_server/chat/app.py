@@ -1,0 +1,371 @@
+"""The chat's loop: read a prompt, show the turn, and let Ctrl-C stop it.
+
+The person's side runs in the main thread, where a line editor and signals work as they should; the
+agent's side runs on an event loop in a second thread. `Keyboard` is the one thing they share.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Literal
+
+import anyio
+
+from acp_server import __version__
+from acp_server.chat.client import (
+    METHOD_NOT_FOUND,
+    AgentGone,
+    RequestFailed,
+    open_agent,
+)
+from acp_server.chat.keyboard import Keyboard, Typed
+from acp_server.chat.text import clean_line
+from acp_server.chat.view import View
+
+__all__ = ["run_chat"]
+
+PROTOCOL_VERSION: Final = 1
+STILL_WAITING_AFTER_S: Final = 2.0
+INTERRUPTED_EXIT_CODE: Final = 130
+CANCELLED: Final = {"outcome": {"outcome": "cancelled"}}
+OUR_COMMANDS: Final = ("help", "mode", "quit")
+HELP: Final = (
+    "/mode NAME  change the session's mode",
+    "/quit       leave (also Ctrl-D)",
+    "Ctrl-C      stop the turn",
+)
+
+
+def run_chat(
+    command: list[str],
+    *,
+    cwd: str,
+    mode: str | None = None,
+    permissions: Literal["reject", "allow"] = "reject",
+    verbose: bool = False,
+) -> int:
+    """Talk to an agent until the person leaves or the input ends. Call it in the main thread.
+
+    Without a terminal on stdin each line is a prompt, the output is plain text, and what goes
+    wrong is told on stderr.
+
+    Args:
+        command: The agent's program and arguments.
+        cwd: The session's working directory, an absolute path.
+        mode: The session mode to start in, `None` for the agent's own.
+        permissions: What to answer to permission questions when nobody can be asked; "allow"
+            answers so on a terminal too.
+        verbose: Whether to show the agent's stderr.
+
+    Returns:
+        0; 1 if a prompt failed, the session could not be opened, or the agent died; 128 plus the
+        signal's number if a signal ended the chat.
+    """
+    is_interactive = sys.stdin.isatty()
+    if is_interactive:
+        import readline  # being imported, it gives `input` an editor
+
+        readline.set_auto_history(False)  # answers to questions are no prompts
+        sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+    keyboard = Keyboard(is_interactive)
+    chat = _Chat(_make_view(is_interactive, cwd), keyboard, permissions, verbose)
+    code = 1
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="chat") as threads, keyboard.signals():
+            running = threads.submit(anyio.run, chat.run, command, cwd, mode)
+            running.add_done_callback(lambda _: keyboard.close())
+            keyboard.serve()
+            code = running.result()
+    except* BrokenPipeError:
+        # Nobody reads on (`| head`). What Python flushes at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _make_view(is_interactive: bool, cwd: str) -> View:
+    is_plain = os.environ.get("TERM", "dumb") == "dumb" or "NO_COLOR" in os.environ
+    is_rich = is_interactive and sys.stdout.isatty() and not is_plain
+    return View(sys.stdout, cwd=cwd, errors=None if is_interactive else sys.stderr, is_rich=is_rich)
+
+
+class _Turn:
+    """One prompt on its way."""
+
+    def __init__(self) -> None:
+        self.interrupts = 0
+        self.questions: set[anyio.CancelScope] = set()
+        self.ended = anyio.Event()
+
+
+class _Chat:
+    """One session with one agent."""
+
+    def __init__(
+        self, view: View, keyboard: Keyboard, permissions: Literal["reject", "allow"], verbose: bool
+    ) -> None:
+        self._view = view
+        self._keyboard = keyboard
+        self._permissions = permissions
+        self._verbose = verbose
+        self._session_id = ""
+        self._modes: list[str] = []
+        self._turn: _Turn | None = None
+        self._asking = anyio.Lock()
+        self._has_failed = False
+        self._signal: int | None = None
+
+    async def run(self, command: list[str], cwd: str, mode: str | None) -> int:
+        """Hold the conversation; return the exit code.
+
+        Cancellation: safe. Concurrency: once.
+        """
+        self._keyboard.attach()
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            tasks.start_soon(self._hear_signals)
+            await self._talk(command, cwd, mode)
+            tasks.cancel_scope.cancel()
+        return 128 + self._signal if self._signal is not None else int(self._has_failed)
+
+    async def _talk(self, command: list[str], cwd: str, mode: str | None) -> None:
+        try:
+            async with open_agent(
+                command,
+                cwd=cwd,
+                on_notification=self._show,
+                on_request=self._answer,
+                on_stderr=self._show_log if self._verbose else None,
+            ) as self._agent:
+                await self._use_session(cwd, mode)
+        except AgentGone as gone:  # it could not be started
+            self._fail(str(gone))
+
+    async def _use_session(self, cwd: str, mode: str | None) -> None:
+        try:
+            await self._open_session(cwd, mode)
+            await self._converse()
+        except RequestFailed as failure:
+            self._fail(_describe(failure))
+        except AgentGone as gone:
+            self._fail(str(gone))
+            if not self._verbose:
+                self._view.lines(self._agent.last_words)
+
+    async def _open_session(self, cwd: str, mode: str | None) -> None:
+        hello = await self._agent.request(
+            "initialize",
+            {
+                "protocolVersion": PROTOCOL_VERSION,
+                "clientCapabilities": {},
+                "clientInfo": {"name": "acp-agent-chat", "version": __version__},
+            },
+        )
+        if hello.get("protocolVersion") != PROTOCOL_VERSION:
+            offered = clean_line(str(hello.get("protocolVersion")))
+            raise RequestFailed(0, f"the agent speaks protocol version {offered}, not 1")
+        session = await self._agent.request("session/new", {"cwd": cwd, "mcpServers": []})
+        self._session_id = str(session.get("sessionId"))
+        self._modes = self._view.open(hello.get("agentInfo"), session.get("modes"))
+        if mode is not None:
+            await self._set_mode(mode)
+        if self._keyboard.is_interactive:
+            self._view.header()
+
+    async def _converse(self) -> None:
+        has_hinted = False
+        while not self._signal:
+            typed = await self._read_prompt()
+            if typed is Typed.INTERRUPT and self._keyboard.is_interactive and not has_hinted:
+                has_hinted = True
+                self._view.note("Ctrl-C again or Ctrl-D leaves")
+                continue
+            has_hinted = False
+            if typed is Typed.DISCARDED:
+                continue
+            if isinstance(typed, Typed):
+                self._signal = signal.SIGINT if self._is_broken_off(typed) else None
+                return
+            if typed.strip() == "/quit":
+                return
+            if typed.strip():
+                self._keyboard.remember(typed)
+                await self._run_line(typed.strip())
+
+    def _is_broken_off(self, typed: Typed) -> bool:
+        return typed is Typed.INTERRUPT and not self._keyboard.is_interactive
+
+    async def _read_prompt(self) -> str | Typed:
+        typed: str | Typed | None = None
+        self._view.hold()
+        async with anyio.create_task_group() as tasks:
+
+            async def leave_when_ended() -> None:
+                await self._agent.ended.wait()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(leave_when_ended)
+            typed = await self._keyboard.read_line("> ")
+            tasks.cancel_scope.cancel()
+        self._view.release()
+        if typed is None:
+            raise self._agent.why_gone()
+        return typed
+
+    async def _run_line(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        try:
+            if word == "/help":
+                self._help()
+            elif word == "/mode":
+                await self._change_mode(rest.strip())
+            else:
+                await self._prompt(line)
+        except RequestFailed as failure:
+            self._fail(_describe(failure))
+
+    def _help(self) -> None:
+        for line in HELP:
+            self._view.note(line)
+        for name, description in self._view.commands.items():
+            if name not in OUR_COMMANDS:
+                self._view.note(f"/{name:<10} {description}")
+
+    async def _change_mode(self, mode: str) -> None:
+        if mode:
+            await self._set_mode(mode)
+        else:
+            self._view.note(f"modes: {', '.join(self._modes) or 'none'}")
+
+    async def _set_mode(self, mode: str) -> None:
+        params = {"sessionId": self._session_id, "modeId": mode}
+        await self._agent.request("session/set_mode", params)
+        self._view.set_mode(mode)
+
+    async def _prompt(self, text: str) -> None:
+        turn = self._turn = _Turn()
+        prompt = [{"type": "text", "text": text}]
+        stop_reason: object = None
+        try:
+            result = await self._agent.request(
+                "session/prompt", {"sessionId": self._session_id, "prompt": prompt}
+            )
+            stop_reason = result.get("stopReason")
+        finally:
+            self._turn = None
+            turn.ended.set()
+            self._view.end_turn(stop_reason)
+        if turn.interrupts:
+            if stop_reason != "cancelled":
+                self._view.note("the turn had ended before it could be stopped")
+            if not self._keyboard.is_interactive:
+                self._signal = signal.SIGINT
+
+    def _show(self, method: str, params: dict[str, Any]) -> None:
+        update = params.get("update")
+        if method == "session/update" and isinstance(update, dict):
+            self._view.update(update)
+
+    def _show_log(self, line: str) -> None:
+        self._view.lines([line])
+
+    def _fail(self, text: str) -> None:
+        self._has_failed = True
+        self._view.error(text)
+
+    async def _hear_signals(self) -> None:
+        while True:
+            number = await self._keyboard.next_signal()
+            if number == signal.SIGINT:
+                if self._keyboard.is_interactive:
+                    self._view.leave_line()
+                self._interrupt()
+            else:
+                self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        self._signal = number
+        self._tasks.cancel_scope.cancel()
+
+    def _interrupt(self) -> None:
+        turn = self._turn
+        if turn is None:
+            # Before the first prompt; later ones are read, and reading hears of Ctrl-C itself.
+            self._leave(signal.SIGINT)
+            return
+        turn.interrupts += 1
+        if turn.interrupts == 1:
+            self._stop(turn)
+        elif turn.interrupts == 2:
+            self._say_what_is_awaited()
+        else:
+            self._leave(signal.SIGINT)
+
+    def _stop(self, turn: _Turn) -> None:
+        self._view.note("stopping…")
+        for question in turn.questions:
+            question.cancel()
+        self._tasks.start_soon(
+            self._agent.notify, "session/cancel", {"sessionId": self._session_id}
+        )
+        self._tasks.start_soon(self._remind, turn)
+
+    async def _remind(self, turn: _Turn) -> None:
+        with anyio.move_on_after(STILL_WAITING_AFTER_S):
+            await turn.ended.wait()
+        if not turn.ended.is_set():
+            self._say_what_is_awaited()
+
+    def _say_what_is_awaited(self) -> None:
+        awaited = ", ".join(self._view.open_calls()) or "the agent's answer"
+        self._view.note(f"still waiting for: {awaited} (Ctrl-C again leaves the chat)")
+
+    async def _answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        if method != "session/request_permission":
+            raise RequestFailed(METHOD_NOT_FOUND, "Method not found")
+        turn = self._turn
+        if turn is None or turn.interrupts:
+            return CANCELLED
+        if self._permissions == "allow" or not self._keyboard.is_interactive:
+            return self._decide(params)
+        with anyio.CancelScope() as question:
+            turn.questions.add(question)
+            try:
+                async with self._asking:
+                    return await self._ask(turn, params)
+            finally:
+                turn.questions.discard(question)
+        return CANCELLED
+
+    def _decide(self, params: dict[str, Any]) -> dict[str, Any]:
+        kinds = ("allow_once", "allow_always") if self._permissions == "allow" else ("reject_once",)
+        option = self._view.decide(params, kinds)
+        return CANCELLED if option is None else _selected(option.option_id)
+
+    async def _ask(self, turn: _Turn, params: dict[str, Any]) -> dict[str, Any]:
+        options = self._view.ask(params)
+        answers = {option.key: option for option in options}
+        answers |= {str(number): option for number, option in enumerate(options, 1)}
+        self._keyboard.forget_typed()
+        while options:
+            self._view.hold()
+            try:
+                typed = await self._keyboard.read_line(f"  [{'/'.join(o.key for o in options)}]: ")
+            finally:
+                self._view.release()
+            if isinstance(typed, Typed):
+                self._interrupt()
+                break
+            if typed.strip().lower() in answers:
+                return _selected(answers[typed.strip().lower()].option_id)
+        return CANCELLED
+
+
+def _selected(option_id: str) -> dict[str, Any]:
+    return {"outcome": {"outcome": "selected", "optionId": option_id}}
+
+
+def _describe(failure: RequestFailed) -> str:
+    return f"{failure.message} ({failure.code})" if failure.code else failure.message

@@ -1,0 +1,158 @@
+"""The ``acp-agent`` command. Parsing comes first; nothing heavy is imported before it is done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: Arguments without the program's name; `None` for the process's own.
+
+    Returns:
+        The exit code: 0 done, 1 it failed, 2 the command line or the configuration is wrong.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments == ["serve"]:  # what editors start: argparse alone would take as long as the rest
+        return _serve({}, level="warning", log_file=None, grace_s=10.0)
+    options = _parser().parse_args(arguments)
+    if options.run is None:
+        _parser().print_help()
+        return 0
+    code: int = options.run(options)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    import argparse
+
+    from acp_server import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="acp-agent",
+        description="An ACP agent for any editor, whose Stop button is provably right.",
+        epilog="Start with `acp-agent chat`; put `acp-agent serve` into your editor.",
+    )
+    parser.add_argument("--version", action="version", version=f"acp-agent {__version__}")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    configured = argparse.ArgumentParser(add_help=False)
+    where = configured.add_argument_group("configuration")
+    where.add_argument("--model", help="rehearsal (built in, offline), or openai:NAME")
+    where.add_argument("--mode", help="ask, accept-edits, read-only or bypass; default ask")
+    where.add_argument("--config", metavar="FILE", help="not ~/.config/acp-agent/config.toml")
+    where.add_argument("--state-dir", metavar="DIR", help="where sessions are kept")
+    where.add_argument("--idle-limit-s", type=float, help="seconds a model may say nothing; 0: any")
+    where.add_argument("--rehearsal-script", metavar="FILE", help="drives the rehearsal model")
+
+    serve = commands.add_parser(
+        "serve",
+        parents=[configured],
+        help="serve an ACP client on standard input and output",
+        description="Serve an ACP client on standard input and output. Editors start this.",
+    )
+    serve.add_argument("--log-file", metavar="FILE", help="write logs here, not to stderr")
+    serve.add_argument(
+        "--log-level", default="warning", choices=("debug", "info", "warning", "error")
+    )
+    serve.add_argument(
+        "--shutdown-grace", type=float, default=10.0, metavar="S", help="seconds to stop in"
+    )
+    serve.set_defaults(run=_run_serve)
+
+    chat = commands.add_parser(
+        "chat",
+        parents=[configured],
+        help="talk to an agent in the terminal",
+        description="Talk to this agent, or to any other ACP agent, in the terminal.",
+        epilog="example: acp-agent chat -- some-other-agent --acp",
+    )
+    chat.add_argument("--cwd", metavar="DIR", help="the session's directory; default: this one")
+    chat.add_argument("--yes", action="store_true", help="allow everything the agent asks for")
+    chat.add_argument("agent", nargs="*", metavar="AGENT", help="after --: the agent's command")
+    chat.set_defaults(run=_run_chat)
+
+    check = commands.add_parser(
+        "check",
+        parents=[configured],
+        help="show what is configured and whether it works",
+        description="Show what is configured and whether it works; exit code 1 if it does not.",
+    )
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+    check.set_defaults(run=_run_check)
+
+    from acp_server.cli_sessions import add_sessions_command
+
+    add_sessions_command(commands, configured)
+    return parser
+
+
+def configuration_flags(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the configuration's flags as `load_config` takes them."""
+    names = ("model", "mode", "config", "state_dir", "idle_limit_s", "rehearsal_script")
+    return {name: getattr(options, name) for name in names}
+
+
+def _run_serve(options: argparse.Namespace) -> int:
+    return _serve(
+        configuration_flags(options),
+        level=options.log_level,
+        log_file=options.log_file,
+        grace_s=options.shutdown_grace,
+    )
+
+
+def _serve(flags: dict[str, Any], *, level: str, log_file: str | None, grace_s: float) -> int:
+    from acp_server.serve import serve_stdio
+
+    if sys.stdin.isatty():
+        sys.stderr.write(
+            "This is an ACP agent: it waits for an editor's JSON on standard input.\n"
+            "To talk to it yourself, run `acp-agent chat`. To leave, press Ctrl-D.\n"
+        )
+
+    def configure() -> Any:
+        from acp_server.config import load_config
+        from acp_server.logs import set_up_logs
+
+        set_up_logs(level, log_file)
+        return load_config(flags)
+
+    return serve_stdio(configure, grace_s=grace_s)
+
+
+def _run_chat(options: argparse.Namespace) -> int:
+    import os
+
+    from acp_server.chat.app import run_chat
+
+    command = options.agent or [sys.executable, "-m", "acp_server", *_serve_arguments(options)]
+    return run_chat(
+        command,
+        cwd=os.path.abspath(options.cwd or os.getcwd()),
+        permissions="allow" if options.yes else "reject",
+    )
+
+
+def _serve_arguments(options: argparse.Namespace) -> list[str]:
+    words = ["serve"]
+    for name, value in configuration_flags(options).items():
+        if value is not None:
+            words += (f"--{name.replace('_', '-')}", str(value))
+    return words
+
+
+def _run_check(options: argparse.Namespace) -> int:
+    from acp_server.cli_check import run_check
+
+    return run_check(configuration_flags(options), as_json=options.json)

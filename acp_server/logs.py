@@ -1,0 +1,112 @@
+"""Logging: JSON lines on stderr or in a file, never in anybody's way.
+
+Some clients hand us a pipe as stderr and never read it, so a write that would block is dropped
+instead. By default only warnings are written: a few clients show every line as an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+from collections.abc import MutableMapping
+from typing import Any, BinaryIO, Final, TextIO, cast
+
+__all__ = ["quiet_streams", "set_up_logs"]
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+class PatientStream:
+    """A text stream that drops what would block. Stands in for `sys.stderr` and `sys.stdout`."""
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    def write(self, text: str | bytes) -> int:
+        """Write what fits now; return the length of `text` all the same."""
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+        try:
+            # A pipe that polls as writable takes PIPE_BUF bytes without blocking, no more.
+            for start in range(0, len(data), select.PIPE_BUF):
+                if not self._is_writable():
+                    break
+                os.write(self._fd, data[start : start + select.PIPE_BUF])
+        except OSError:
+            pass  # nobody is left to be told
+        return len(text)
+
+    def _is_writable(self) -> bool:
+        return any(events & select.POLLOUT for _fd, events in self._poll.poll(0))
+
+    def flush(self) -> None:
+        """Do nothing: nothing is buffered."""
+
+    def isatty(self) -> bool:
+        """Return whether a person watches."""
+        return os.isatty(self._fd)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
+
+
+def quiet_streams() -> None:
+    """Make `print` and tracebacks harmless: they go to stderr, and are dropped if it is full."""
+    sys.stderr = sys.stdout = cast(TextIO, PatientStream(2))
+
+
+def set_up_logs(level: str = "warning", path: str | None = None) -> None:
+    """Send structlog's and the standard library's records to stderr, or to the file at `path`.
+
+    Args:
+        level: One of `LEVELS`.
+        path: Appended to; created with rights for its owner only.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    import msgspec
+    import structlog
+
+    if path is None:
+        stream = cast(BinaryIO, PatientStream(2))
+    else:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        stream = os.fdopen(fd, "ab", buffering=0)
+    encode = msgspec.json.Encoder(enc_hook=repr).encode
+
+    def render(_logger: object, _method: str, record: MutableMapping[str, Any]) -> bytes:
+        return encode(record)
+
+    threshold = getattr(logging, level.upper())
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            render,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.BytesLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[_Bridge()], force=True)
+
+
+class _Bridge(logging.Handler):
+    """Hands records of the standard library to structlog, by their logger's name."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass one record on."""
+        import structlog
+
+        logger = structlog.get_logger(logger=record.name)
+        logger.log(record.levelno, record.getMessage(), exc_info=record.exc_info)

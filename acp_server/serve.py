@@ -1,0 +1,112 @@
+"""``acp-agent serve``: one client on stdio, from the first byte to the last process stopped.
+
+The first line is answered before the agent's side is even imported. End of input, or the first
+SIGTERM, SIGINT or SIGHUP, disposes everything, waits, sends the last answers, and exits 0. A second
+signal, or the end of the grace time, ends the process at once: here, and only here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from acp_server.connection import Connection
+from acp_server.transports.stdio import FdOutbox, claim_stdio, read_lines
+
+if TYPE_CHECKING:
+    from acp_server.config import Config
+
+__all__ = ["serve_stdio"]
+
+LAST_WORDS_S: Final = 1.0
+"""How long a client that does not read may hold up our exit."""
+
+
+def serve_stdio(configure: Callable[[], Config], *, grace_s: float) -> int:
+    """Serve one client on standard input and output until it leaves or a signal comes.
+
+    Args:
+        configure: Called after ``initialize`` was answered; raises `ConfigError`.
+        grace_s: Seconds that what is running has to stop.
+
+    Returns:
+        The exit code, 0.
+    """
+    reads, writes = claim_stdio()
+    anyio.run(_serve, reads, writes, configure, grace_s)
+    return 0
+
+
+async def _serve(reads: int, writes: int, configure: Callable[[], Config], grace_s: float) -> None:
+    begun, over = anyio.Event(), anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        outbox = FdOutbox(writes)
+        connection = Connection(outbox, tasks)
+
+        def end() -> None:
+            begun.set()
+            over.set()
+
+        async def read() -> None:
+            await read_lines(reads, connection.receive)
+            end()
+
+        connection.on_initialized(begun.set)
+        tasks.start_soon(outbox.run, end, name="write")
+        tasks.start_soon(_watch_signals, end, name="signals")
+        tasks.start_soon(read, name="read")
+        await begun.wait()
+        if connection.is_initialized:
+            await _run_agents(connection, configure, over, grace_s)
+        with anyio.move_on_after(LAST_WORDS_S):
+            await connection.peer.answered()
+            await outbox.flushed()
+        connection.peer.close()
+        tasks.cancel_scope.cancel()
+
+
+async def _run_agents(
+    connection: Connection, configure: Callable[[], Config], over: anyio.Event, grace_s: float
+) -> None:
+    from acp_server.backend import open_backend
+    from acp_server.config import ConfigError
+
+    try:
+        config = configure()
+        async with open_backend(config) as backend:
+            connection.open(backend)
+            if config.model != "rehearsal":
+                from agent_core.models.openai import prewarm
+
+                prewarm()
+            await over.wait()
+            # A thread, because what does not stop in time may be holding the event loop.
+            grace = threading.Timer(grace_s, _end_at_once, args=(1,))
+            grace.daemon = True
+            grace.start()
+        grace.cancel()
+    except ConfigError as exc:
+        connection.refuse(str(exc))
+        await over.wait()
+
+
+async def _watch_signals(end: Callable[[], None]) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+        is_ending = False
+        async for number in received:
+            if is_ending:
+                _end_at_once(128 + number)
+            is_ending = True
+            end()
+
+
+def _end_at_once(code: int) -> None:
+    from agent_core.tools.processes import kill_all
+
+    kill_all()
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""Transports: one module for each way in which a client reaches us."""

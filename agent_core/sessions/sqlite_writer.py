@@ -1,0 +1,400 @@
+"""The thread that owns the SQLite file of `agent_core.sessions.sqlite`.
+
+The rules:
+1. Everything goes through one inbox, in order, so a read sees what was appended before it.
+2. Appends are written together: soon (`_LINGER_S`) by themselves, at once when anybody waits. A
+   flush is a commit that is synced to the disk; flushes that meet in the inbox share one.
+3. What could not be written stays in memory, in order, until a later flush writes it.
+4. Whether an event follows its predecessor is decided inside the transaction that writes it, so
+   that it holds against other processes, too. A session has one writer: when it turns out that
+   another process wrote to it, each flush says so until the session is loaded again.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import anyio
+from anyio import RunFinishedError
+from anyio.lowlevel import current_token
+
+from agent_core.errors import SessionNotFound, StoreError
+from agent_core.events import Event
+from agent_core.logs import get_logger
+from agent_core.sessions.memory import decode_events, page_of
+from agent_core.sessions.store import SessionHeader, SessionPage
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ["Append", "Request", "Touch", "Writer"]
+
+SCHEMA_VERSION: Final = 1
+KEEP_UNUSED_MS: Final = 7 * 24 * 3600 * 1000
+
+_LINGER_S: Final = 0.02  # a commit costs as much as fifty inserts, and nobody waits for this one
+_ROWS_PER_INSERT: Final = 50  # one statement, so one hand-over of the GIL; 200 of 999 parameters
+
+_SCHEMA: Final = (
+    "create table sessions (id text primary key, cwd text not null, created_ms integer not null,"
+    " updated_ms integer not null, title text)",
+    "create table events (session text not null, seq integer not null, time_ms integer not null,"
+    " body blob not null, primary key (session, seq)) without rowid",
+    f"pragma user_version = {SCHEMA_VERSION}",
+)
+_NEXT_SEQ: Final = (
+    "select (select coalesce(max(seq) + 1, 0) from events where session = sessions.id)"
+    " from sessions where id = ?"
+)
+_HEADER: Final = "select id, cwd, created_ms, updated_ms, title from sessions"
+_PAGE: Final = (
+    f"{_HEADER} where title is not null and (:cwd is null or cwd = :cwd)"
+    " and (:all or updated_ms < :ms or (updated_ms = :ms and id < :id))"
+    " order by updated_ms desc, id desc limit :limit"
+)
+_TOUCH: Final = "update sessions set updated_ms = ?, title = coalesce(title, ?) where id = ?"
+
+_FAILED: Final = "the session database failed"
+_EXPLAINED: Final = {
+    "SQLITE_BUSY": "the session database is locked by another process",
+    "SQLITE_CANTOPEN": "the session database cannot be opened",
+    "SQLITE_CORRUPT": "the session database is damaged",
+    "SQLITE_FULL": "the session could not be saved: the disk is full",
+    "SQLITE_IOERR": "the session database could not be read or written: the disk failed",
+    "SQLITE_LOCKED": "the session database is locked by another process",
+    "SQLITE_NOTADB": "the file is not a session database",
+    "SQLITE_PERM": "the session database cannot be opened: permission denied",
+    "SQLITE_READONLY": "the session database cannot be written: it is read only",
+}
+_OTHER_WRITER: Final = "this session is being written by another process; load it again to go on"
+_DELETED: Final = "this session was deleted by another process"
+
+log = get_logger(__name__)
+
+
+class Append(NamedTuple):
+    """An event to write."""
+
+    session_id: str
+    seq: int
+    time_ms: int
+    body: bytes
+
+
+class Touch(NamedTuple):
+    """A header to bring up to date."""
+
+    session_id: str
+    updated_ms: int
+    title: str | None
+
+
+class Request:
+    """Work for the writer thread that a task waits for."""
+
+    __slots__ = ("_token", "done", "error", "is_flush", "result", "work")
+
+    def __init__(self, work: Callable[[], Any], *, is_flush: bool) -> None:
+        self.work = work
+        self.is_flush = is_flush
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.done = anyio.Event()
+        self._token = current_token()
+
+    def answer(self, failure: Exception | None = None) -> None:
+        """Do the work, unless it failed already, and wake the task."""
+        try:
+            if failure is not None:
+                raise failure
+            self.result = self.work()
+        except Exception as exc:
+            self.error = _explained(exc)
+        # Not `from_thread.run_sync`: it waits for the loop, and for ever when the loop has stopped
+        # but is not closed yet.
+        with suppress(RunFinishedError):
+            self._token.backend_class.run_sync_soon(self.done.set, (), self._token.native_token)
+
+
+class Writer:
+    """The thread and its connection. `post`, `join` and `is_started` are for the event loop.
+
+    Everything else runs on the thread, the public methods as the work of a `Request`.
+    """
+
+    def __init__(self, path: Path, busy_timeout_s: float) -> None:
+        self._path = path
+        self._busy_timeout_s = busy_timeout_s
+        self._thread: threading.Thread | None = None
+        self._inbox: deque[Append | Touch | Request] = deque()
+        self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: somebody waits
+        self._is_rung = False
+        self._connection: sqlite3.Connection | None = None
+        self._is_finished = False
+        self._unwritten: list[Append | Touch] = []
+        self._is_failing = False
+        self._is_synced = True
+        self._ours: set[str] = set()  # created or loaded here, and not deleted here
+        self._refused: dict[str, str] = {}  # why a session's events are not written any more
+
+    # --- the loop's side ---------------------------------------------------------------------
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there has been anything to do."""
+        return self._thread is not None
+
+    def post(self, item: Append | Touch | Request) -> None:
+        """Put `item` into the inbox. Never blocks."""
+        self._inbox.append(item)
+        if type(item) is Request:
+            self._bell.put(True)
+        elif not self._is_rung:
+            self._is_rung = True
+            self._bell.put(False)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="session-store", daemon=True)
+            self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the thread, which is done with everything but its return."""
+        if self._thread is not None:
+            self._thread.join()
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_finished:
+            if not self._bell.get():
+                with suppress(queue.Empty):
+                    self._bell.get(timeout=_LINGER_S)
+            self._is_rung = False  # before the inbox is emptied, or a late append stays unseen
+            self._empty_inbox()
+
+    def _empty_inbox(self) -> None:
+        flushes: list[Request] = []
+        while self._inbox and not self._is_finished:
+            item = self._inbox.popleft()
+            if not isinstance(item, Request):
+                self._unwritten.append(item)
+            elif item.is_flush:
+                flushes.append(item)
+            else:
+                self._settle(flushes)
+                item.answer()
+        self._settle(flushes)
+
+    def _settle(self, flushes: list[Request]) -> None:
+        """Write what there is and answer `flushes`; after a failure only a flush tries again."""
+        failure: Exception | None = None
+        if flushes or not self._is_failing:
+            try:
+                self._write(is_durable=bool(flushes))
+            except Exception as exc:
+                failure = exc
+        for request in flushes:
+            request.answer(failure)
+        flushes.clear()
+
+    def _write(self, *, is_durable: bool) -> None:
+        if not self._unwritten and (self._is_synced or not is_durable):
+            return
+        self._is_failing = True
+        try:
+            with self._transaction(is_durable=is_durable) as db:
+                self._insert(db)
+        except Exception as exc:
+            log.warning("session_write_failed", error=str(exc), unwritten=len(self._unwritten))
+            raise
+        self._unwritten.clear()
+        self._is_failing = False
+
+    def _insert(self, db: sqlite3.Connection) -> None:
+        next_seqs: dict[str, int | None] = {}
+        touched: dict[str, Touch] = {}
+        values: list[Any] = []
+        for item in self._unwritten:
+            if isinstance(item, Touch):
+                before = touched.get(item.session_id)
+                title = before.title if before and before.title is not None else item.title
+                touched[item.session_id] = item._replace(title=title)
+                continue
+            session_id = item.session_id
+            if session_id not in next_seqs:
+                row = db.execute(_NEXT_SEQ, (session_id,)).fetchone()
+                next_seqs[session_id] = row and row[0]
+            if self._is_next(item, next_seqs[session_id]):
+                next_seqs[session_id] = item.seq + 1
+                values += item
+        size = 4 * _ROWS_PER_INSERT
+        for start in range(0, len(values), size):
+            chunk = values[start : start + size]
+            rows = ", ".join(["(?, ?, ?, ?)"] * (len(chunk) // 4))
+            db.execute(f"insert into events (session, seq, time_ms, body) values {rows}", chunk)
+        for touch in touched.values():
+            db.execute(_TOUCH, (touch.updated_ms, touch.title, touch.session_id))
+
+    def _is_next(self, item: Append, next_seq: int | None) -> bool:
+        if item.session_id in self._refused:
+            return False
+        if item.seq == next_seq:
+            return True
+        if next_seq is None and item.session_id in self._ours:
+            self._refused[item.session_id] = _DELETED
+        elif next_seq is not None and item.seq < next_seq:
+            self._refused[item.session_id] = _OTHER_WRITER
+        if next_seq is not None or item.session_id in self._refused:
+            log.warning("session_event_dropped", session_id=item.session_id, seq=item.seq)
+        return False
+
+    @contextmanager
+    def _transaction(self, *, is_durable: bool = False) -> Iterator[sqlite3.Connection]:
+        db = self._db()
+        if is_durable:
+            # Syncs the whole write-ahead log at the commit, with what earlier commits left there.
+            db.execute("pragma synchronous = full")
+        try:
+            db.execute("begin immediate")
+            if is_durable:
+                db.execute(f"pragma user_version = {SCHEMA_VERSION}")  # or there may be no commit
+            yield db
+            db.execute("commit")
+            self._is_synced = is_durable
+        finally:
+            if db.in_transaction:
+                db.rollback()
+            if is_durable:
+                db.execute("pragma synchronous = normal")
+
+    def _db(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = _connect(self._path, self._busy_timeout_s)
+        return self._connection
+
+    # --- the work of requests ----------------------------------------------------------------
+
+    def create(self, header: SessionHeader) -> None:
+        """See `SqliteStore.create`."""
+        oldest_ms = header.created_ms - KEEP_UNUSED_MS
+        with self._transaction() as db:
+            if db.execute(_NEXT_SEQ, (header.id,)).fetchone():
+                raise StoreError(f"there is a session {header.id} already")
+            unused = db.execute(
+                "select id from sessions where title is null and updated_ms < ?", (oldest_ms,)
+            ).fetchall()
+            # A session that is open here may get its first prompt at any time.
+            _forget(db, [session_id for (session_id,) in unused if session_id not in self._ours])
+            db.execute(
+                "insert into sessions (id, cwd, created_ms, updated_ms, title)"
+                " values (?, ?, ?, ?, ?)",
+                (header.id, header.cwd, header.created_ms, header.updated_ms, header.title),
+            )
+        self._ours.add(header.id)
+
+    def check(self, session_id: str) -> None:
+        """Raise `StoreError` if the session's events are not written any more."""
+        if session_id in self._refused:
+            raise StoreError(self._refused[session_id])
+
+    def load(self, session_id: str) -> tuple[SessionHeader, list[Event]]:
+        """See `SqliteStore.load`."""
+        self._write(is_durable=False)
+        db = self._db()
+        row = db.execute(f"{_HEADER} where id = ?", (session_id,)).fetchone()
+        if row is None:
+            raise SessionNotFound(session_id)
+        rows = db.execute(
+            "select seq, time_ms, body from events where session = ? order by seq", (session_id,)
+        ).fetchall()
+        events = decode_events(rows)
+        self._ours.add(session_id)
+        self._refused.pop(session_id, None)
+        return SessionHeader(*row), events
+
+    def page(self, cwd: str | None, before: tuple[int, str] | None, limit: int) -> SessionPage:
+        """See `SqliteStore.list_sessions`."""
+        ms, last_id = before or (0, "")
+        values = {"cwd": cwd, "all": before is None, "ms": ms, "id": last_id, "limit": limit + 1}
+        return page_of([SessionHeader(*row) for row in self._db().execute(_PAGE, values)], limit)
+
+    def delete(self, session_id: str) -> None:
+        """See `SqliteStore.delete`."""
+        with self._transaction() as db:
+            _forget(db, [session_id])
+        self._ours.discard(session_id)
+        self._refused.pop(session_id, None)
+
+    def ping(self) -> None:
+        """See `SqliteStore.ping`."""
+        self._db().execute("select 1 from sessions limit 1").fetchone()
+
+    def close(self) -> None:
+        """Write what there is, let go of the file, end the thread."""
+        self._is_finished = True
+        try:
+            self._write(is_durable=True)
+        finally:
+            if self._connection is not None:
+                self._connection.close()  # folds the write-ahead log in, if nobody else has it open
+
+
+def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
+    import sqlite3
+
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Only a new file: closing a descriptor of one that SQLite has open would drop its locks.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    db = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None)
+    try:
+        db.execute("pragma journal_mode = wal")
+        db.execute("pragma synchronous = normal")
+        db.execute("pragma fullfsync = on")  # macOS: a plain sync stops at the disk's own cache
+        if _version(db) == 0:
+            db.execute("begin immediate")
+            if _version(db) == 0:  # no other process was faster
+                for statement in _SCHEMA:
+                    db.execute(statement)
+            db.execute("commit")
+        if _version(db) > SCHEMA_VERSION:
+            raise StoreError("the session database was made by a newer version of this program")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _version(db: sqlite3.Connection) -> int:
+    version: int = db.execute("pragma user_version").fetchone()[0]
+    return version
+
+
+def _forget(db: sqlite3.Connection, session_ids: Sequence[str]) -> None:
+    for session_id in session_ids:
+        db.execute("delete from events where session = ?", (session_id,))
+        db.execute("delete from sessions where id = ?", (session_id,))
+
+
+def _explained(exc: Exception) -> Exception:
+    """Return `exc` as the error people are shown; a mistake in the program stays what it is."""
+    import sqlite3
+
+    if isinstance(exc, sqlite3.Error):
+        name = getattr(exc, "sqlite_errorname", "")
+        primary = "_".join(name.split("_")[:2])
+        explained = StoreError(_EXPLAINED.get(primary, _FAILED))
+    elif isinstance(exc, OSError):
+        explained = StoreError(f"the session database cannot be opened: {exc.strerror}")
+    elif isinstance(exc, UnicodeError):
+        explained = StoreError("the session's id or directory is not valid Unicode")
+    else:
+        return exc
+    explained.__cause__ = exc
+    return explained

@@ -1,0 +1,66 @@
+"""The `write` tool: a whole file."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final
+
+from msgspec import Meta, Struct
+
+from agent_core.content import Diff, Text, ToolContent, ToolKind
+from agent_core.errors import ToolError
+from agent_core.tools.read import locate
+from agent_core.tools.roots import Roots
+from agent_core.tools.tool import Effect, Tool, ToolContext, ToolOutput, ToolView
+
+__all__ = ["Write", "show_change"]
+
+_MAX_DIFF_CHARS: Final = 2**20  # it goes into the log and over the wire, twice
+
+
+class _Args(Struct, frozen=True, forbid_unknown_fields=True):
+    path: Annotated[str, Meta(min_length=1, description="The file.")]
+    content: Annotated[str, Meta(description="The whole new text.")]
+
+
+class Write(Tool):
+    """Creates or replaces a file through `Files`."""
+
+    name: ClassVar[str] = "write"
+    description: ClassVar[str] = (
+        "Write a whole text file. Creates missing directories; replaces what was there. To change "
+        "a part of a file, use edit."
+    )
+    Args: ClassVar[type[Struct]] = _Args
+    kind: ClassVar[ToolKind] = "edit"
+    effect: ClassVar[Effect] = "edit"
+
+    def view(self, args: _Args, roots: Roots) -> ToolView:
+        """Name the file."""
+        return ToolView(f"Write {roots.show(args.path)}", (locate(args.path, roots),))
+
+    def remember_key(self, args: _Args) -> tuple[str, str]:
+        """Cover all changes of files."""
+        return "edit", "edits"
+
+    async def run(self, args: _Args, context: ToolContext) -> ToolOutput:
+        """Write the file.
+
+        Raises:
+            ToolError: It cannot be written, or lies outside.
+        """
+        path = context.roots.resolve(args.path)
+        try:
+            old = await context.files.read(path, context.signal)
+        except ToolError:
+            old = None  # missing or no text: either way there is no old text to show
+        await context.files.write(path, args.content, context.signal)
+        verb = "created" if old is None else "replaced"
+        output = f"{verb} {args.path} ({len(args.content.encode())} bytes)"
+        return ToolOutput(output, (show_change(path, old, args.content),))
+
+
+def show_change(path: str, old: str | None, new: str) -> ToolContent:
+    """Return what people see of a change: the difference, unless it is too large to draw."""
+    if len(old or "") + len(new) > _MAX_DIFF_CHARS:
+        return Text(f"{path} was changed; it is too large to show the difference")
+    return Diff(path, old, new)

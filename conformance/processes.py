@@ -1,0 +1,85 @@
+"""Which processes an agent started, what they use, and how to end them.
+
+Reads ``/proc``. Where there is none, the process tree comes from `ps` and markers are not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+__all__ = ["MARKER", "cpu_s", "kill", "living_family", "rss_bytes"]
+
+MARKER: Final = "ACP_WIRE_MARKER"
+PROC: Final = Path("/proc")
+GONE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
+
+
+def living_family(roots: set[int], marker: str) -> set[int]:
+    """Return the living among `roots`, the processes below them, and those with `marker`.
+
+    Args:
+        roots: Process ids.
+        marker: ``NAME=VALUE``, as it stands in the environment a process was started with.
+    """
+    parents = _parents()
+    family = roots | {pid for pid in parents if _has_marker(pid, marker)}
+    while below := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= below
+    return family & parents.keys()
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Send SIGKILL to each."""
+    for pid in pids:
+        with suppress(ProcessLookupError):  # it ended meanwhile, which is what we want
+            os.kill(pid, signal.SIGKILL)
+
+
+def cpu_s(pid: int) -> float:
+    """Return user and system time of the process itself, in seconds."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_bytes(pid: int) -> int:
+    """Return the resident memory of the process itself."""
+    n_pages = int((PROC / str(pid) / "statm").read_text().split()[1])
+    return n_pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _parents() -> dict[int, int]:
+    """Return the parent of each living process; the dead that wait to be reaped do not count."""
+    if not PROC.is_dir():
+        listing = subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True
+        ).stdout
+        rows = [line.split() for line in listing.splitlines()]
+        return {int(pid): int(parent) for pid, parent, state in rows if state[0] != "Z"}
+    parents = {}
+    for folder in PROC.iterdir():
+        if folder.name.isdecimal():
+            with suppress(*GONE):
+                state, parent, *_ = _stat(int(folder.name))
+                if state not in "ZX":
+                    parents[int(folder.name)] = int(parent)
+    return parents
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of ``/proc/PID/stat`` from the state on."""
+    # The name before it is in parentheses and may hold anything, also spaces and parentheses.
+    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def _has_marker(pid: int, marker: str) -> bool:
+    try:
+        environment = (PROC / str(pid) / "environ").read_bytes()
+    except (*GONE, NotADirectoryError):
+        return False
+    return marker.encode() in environment.split(b"\0")

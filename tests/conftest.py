@@ -1,0 +1,27 @@
+"""Shared set-up: nothing of the person's own configuration or sessions reaches a test."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--repeat", type=int, default=1, help="run each race test so many times")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    times = metafunc.config.getoption("--repeat")
+    if times > 1 and metafunc.definition.get_closest_marker("race"):
+        metafunc.fixturenames.append("_repetition")
+        metafunc.parametrize("_repetition", range(times))
+
+
+@pytest.fixture(autouse=True)
+def _own_places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.startswith(("ACP_AGENT_", "OPENAI_"))]:
+        monkeypatch.delenv(variable)
+    place = tmp_path_factory.mktemp("places")
+    monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "config"))
