@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-__all__ = ["clean", "clean_line", "encodable", "to_list", "to_mapping", "to_string"]
+__all__ = ["clean", "clean_line", "encodable", "to_list", "to_mapping", "to_string", "to_text"]
 
 # Whole sequences first, so that nothing of them stays behind as text; then what is left of ESC,
 # the other C0 and C1 controls, and the characters that reorder what is shown after them.
@@ -52,3 +52,16 @@ def to_list(value: object) -> list[Any]:
 def to_string(value: object) -> str:
     """Return `value`, or nothing if it is no JSON string."""
     return value if isinstance(value, str) else ""
+
+
+def to_text(block: object) -> str:
+    """Return what a content block says, or names what cannot be shown."""
+    fields = to_mapping(block)
+    kind = to_string(fields.get("type"))
+    if kind == "text":
+        return clean(fields.get("text"))
+    if kind == "resource_link":
+        return f"[{clean_line(fields.get('name'))}]({clean_line(fields.get('uri'))})"
+    if kind == "resource":
+        return clean(to_mapping(fields.get("resource")).get("text"))
+    return f"[{clean_line(kind)} {clean_line(fields.get('mimeType'))}]" if kind else ""

@@ -14,7 +14,15 @@ from typing import Any, Final, TextIO
 
 from msgspec import Struct
 
-from acp_server.chat.text import clean, clean_line, encodable, to_list, to_mapping, to_string
+from acp_server.chat.text import (
+    clean,
+    clean_line,
+    encodable,
+    to_list,
+    to_mapping,
+    to_string,
+    to_text,
+)
 
 __all__ = ["Option", "View"]
 
@@ -215,10 +223,10 @@ class View:
         return [(i, call) for i, call in calls if call.is_announced and call.status == RUNNING]
 
     def _show_message(self, update: Mapping[str, Any]) -> None:
-        self._say("message", _to_text(update.get("content")))
+        self._say("message", to_text(update.get("content")))
 
     def _show_thought(self, update: Mapping[str, Any]) -> None:
-        text = _to_text(update.get("content"))
+        text = to_text(update.get("content"))
         if self._console is None and self._block != "thought" and text:
             text = f"(thinking) {text}"
         self._say("thought", text, "dim italic")
@@ -297,7 +305,7 @@ class View:
             if item.get("type") == "diff":
                 self._show_diff(item)
             elif item.get("type") == "content":
-                self._show_output(_to_text(item.get("content")))
+                self._show_output(to_text(item.get("content")))
 
     def _show_output(self, text: str) -> None:
         lines = text.strip("\n").split("\n") if text.strip() else []
@@ -384,18 +392,6 @@ def _merge(call: _ToolCall, fields: Mapping[str, Any]) -> None:
     if isinstance(fields.get("content"), list):
         call.is_content_shown = call.is_content_shown and fields["content"] == call.content
         call.content = fields["content"]
-
-
-def _to_text(block: object) -> str:
-    fields = to_mapping(block)
-    kind = to_string(fields.get("type"))
-    if kind == "text":
-        return clean(fields.get("text"))
-    if kind == "resource_link":
-        return f"[{clean_line(fields.get('name'))}]({clean_line(fields.get('uri'))})"
-    if kind == "resource":
-        return clean(to_mapping(fields.get("resource")).get("text"))
-    return f"[{clean_line(kind)} {clean_line(fields.get('mimeType'))}]" if kind else ""
 
 
 def _diff_style(line: str) -> str:

@@ -222,7 +222,8 @@ async def test_a_cancelled_scope_of_the_caller_ends_every_process(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(
             running.run,
-            "trap 'sleep 0.1; touch cleaned-up; exit' TERM; echo ready; sleep 1000 | sleep 1001",
+            "trap 'sleep 0.1; touch cleaned-up; exit' TERM; sleep 1000 & echo ready; "
+            "while :; do sleep 0.05; done",
         )
         with anyio.fail_after(5):
             await running.shows("ready")
