@@ -171,6 +171,7 @@ def _finished(data: ToolResult) -> wire.ToolCallUpdate:
     return wire.ToolCallUpdate(
         data.call_id,
         status="failed" if data.is_error else "completed",
+        title=_or_unset(data.title),
         content=_tool_content(shown),
         locations=UNSET if data.locations is None else _locations(data.locations),
     )

@@ -206,8 +206,8 @@ class Agent:
         return self._loop.unwinding()
 
     @property
-    def running_calls(self) -> Mapping[str, str]:
-        """The titles of the tool calls that are running, by call id."""
+    def running_calls(self) -> dict[str, str]:
+        """The titles, as people see them, of the tool calls that are running, by call id."""
         return self._loop.running_calls
 
     def _check_thread(self) -> None:

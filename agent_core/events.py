@@ -255,6 +255,7 @@ class ToolResult(_Data, frozen=True, tag="tool/result"):
     code: str | None = None
     content: tuple[ToolContent, ...] = ()
     locations: tuple[Location, ...] | None = None
+    title: str | None = None
 
 
 class PermissionAsked(_Data, frozen=True, tag="permission/asked"):

@@ -32,6 +32,13 @@ class Prompt:
     __slots__ = ("_settled", "content", "error", "id", "outcome", "source")
 
     def __init__(self, content: tuple[Block, ...], source: str) -> None:
+        """Make a prompt.
+
+        Raises:
+            TypeError: Something in it is not what the log can hold.
+        """
+        if type(source) is not str or not all(isinstance(block, Block) for block in content):
+            raise TypeError("a prompt is a tuple of content blocks and the name of its source")
         self.id: Final = uuid.uuid4().hex
         self.content: Final = content
         self.source: Final = source

@@ -120,11 +120,13 @@ class TurnCancellation:
 class _Turn:
     """Bookkeeping of the turn that runs; it dies with it."""
 
-    def __init__(self, number: int, signal: AbortSignal) -> None:
+    def __init__(self, prompt: Prompt, number: int, signal: AbortSignal) -> None:
+        self.prompts = [prompt]  # and what steered it: all are settled with the turn
         self.number = number
         self.signal = signal
         self.step = 0
-        self.joined: list[Prompt] = []  # steering, settled with the turn
+        self.outcome: Outcome = Disposed()
+        self.error: AgentError | None = None
         self.is_stopped = False  # agent/turn-stop had its say: late steering is dropped
 
 
@@ -229,23 +231,24 @@ class AgentLoop:
     async def _run_one_turn(self) -> None:
         holder = self._holder = TurnCancellation()  # L2
         self._set_status("running")  # L3
-        if holder.signal.aborted and self._inbox.has_queued and not self.is_disposed:
-            # L4: a listener cancelled what waited and sent a replacement
+        if holder.signal.aborted:  # L4: a listener cancelled, and may have sent a replacement
+            self._clear(holder)
             holder = self._holder = TurnCancellation()
-        if holder.signal.aborted or self.is_disposed:
+        if not self._inbox.has_queued or self.is_disposed:
             self._clear(holder)
         else:
-            prompt = self._inbox.claim()  # T0
-            turn = _Turn(self._agent.session.state.last_turn + 1, holder.signal)  # L5
-            outcome: Outcome = Disposed()
-            error: AgentError | None = None
+            turn = _Turn(
+                self._inbox.claim(),  # T0
+                self._agent.session.state.last_turn + 1,  # L5
+                holder.signal,
+            )
             try:
-                outcome, error = await self._run_turn(turn, prompt)  # L6
+                await self._run_turn(turn)  # L6
             finally:
                 self._clear(holder)  # L7
                 self._settle_steering(turn)  # L8
-                for settled in (*turn.joined, prompt):
-                    settled.settle(outcome, error)
+                for prompt in turn.prompts:
+                    prompt.settle(turn.outcome, turn.error)
         if not self._inbox.has_queued and not self.is_disposed:  # L9
             self._become_idle()
 
@@ -276,32 +279,41 @@ class AgentLoop:
 
     # --- the turn ----------------------------------------------------------------------------
 
-    async def _run_turn(self, turn: _Turn, prompt: Prompt) -> tuple[Outcome, AgentError | None]:
+    async def _run_turn(self, turn: _Turn) -> None:
         session = self._agent.session
         try:
-            session.append(TurnStart(turn.number, prompt.source))  # T1
+            session.append(TurnStart(turn.number, turn.prompts[0].source))  # T1
         except Exception as exc:
-            return self._failure(turn, exc), None
+            turn.outcome = self._failure(turn, exc)
+            return
         host_cancelled: BaseException | None = None
         try:
-            outcome = await self._run_prompt(turn, prompt)
+            turn.outcome = await self._run_prompt(turn)
         except BaseException as exc:
             if not isinstance(exc, Exception) and not _is_stray(exc):
                 host_cancelled = exc
                 self.dispose()
-            outcome = self._classify(turn, exc)
-        session.append(TurnEnd(turn.number, outcome))  # T8: from here on the outcome is a fact
+            turn.outcome = self._classify(turn, exc)
+        session.append(TurnEnd(turn.number, turn.outcome))  # T8: the outcome is a fact now
         self.awaiting = "the session store"
         try:
-            with anyio.CancelScope(shield=host_cancelled is not None):
-                await session.flush()  # T9
-        except StoreError as exc:
-            log.exception("turn_flush_failed", session_id=session.id, turn=turn.number)
-            self._agent.hooks.emit("agent/error", self._agent, turn.number, turn.step, exc)
-            return outcome, exc
+            if host_cancelled is None:
+                await self._flush(turn)  # T9
+        except BaseException as exc:
+            host_cancelled = exc
+            self.dispose()
         if host_cancelled is not None:
+            with anyio.CancelScope(shield=True):
+                await self._flush(turn)
             raise host_cancelled
-        return outcome, None
+
+    async def _flush(self, turn: _Turn) -> None:
+        try:
+            await self._agent.session.flush()
+        except StoreError as exc:
+            turn.error = exc
+            log.exception("turn_flush_failed", session_id=self._agent.id, turn=turn.number)
+            self._agent.hooks.emit("agent/error", self._agent, turn.number, turn.step, exc)
 
     def _classify(self, turn: _Turn, exc: BaseException) -> Outcome:
         """Say how a turn ended that raised: the lifecycle first, then who asked, then the error."""
@@ -323,8 +335,8 @@ class AgentLoop:
         self._agent.hooks.emit("agent/error", self._agent, turn.number, turn.step, exc)
         return Failed(turn.step, code, message)
 
-    async def _run_prompt(self, turn: _Turn, prompt: Prompt) -> Outcome:
-        agent, session = self._agent, self._agent.session
+    async def _run_prompt(self, turn: _Turn) -> Outcome:
+        agent, session, prompt = self._agent, self._agent.session, turn.prompts[0]
 
         async def allow(*_args: object) -> Allow:
             return Allow()
@@ -442,6 +454,7 @@ class AgentLoop:
         stream = await self._agent.hooks.waterfall("llm/stream", request, final=call)
         try:
             async with aclosing(stream):
+                signal.raise_if_aborted()
                 async for event in stream:
                     signal.raise_if_aborted()
                     self._log_model_event(turn, event)
@@ -508,7 +521,7 @@ class AgentLoop:
 
     def _log_steering(self, turn: _Turn) -> bool:
         steering = self._inbox.take_steering()
-        turn.joined += steering
+        turn.prompts += steering
         for prompt in steering:
             self._agent.session.append(
                 SteeringMessage(prompt.id, turn.number, prompt.content, prompt.source)

@@ -151,8 +151,8 @@ class AgentRuntime:
                 await over.wait()
                 return
             log.warning("turn_still_unwinding", session_id=agent.id, awaiting=agent.awaiting())
-            for call_id, title in agent.running_calls.items():
-                text = f"Waiting for it to stop: {title}"
-                agent.session.append(ToolProgress(call_id, title=text))
+            for call_id, title in tuple(agent.running_calls.items()):
+                agent.running_calls[call_id] = f"Waiting for it to stop: {title}"
+                agent.session.append(ToolProgress(call_id, title=agent.running_calls[call_id]))
         finally:
             self._watched.discard(over)

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Final
 
 import anyio
+from msgspec import structs
 
 from agent_core.cancellation import AbortSignal
 from agent_core.content import Block, ToolCallPart
@@ -115,7 +116,9 @@ class StepCalls:
         try:
             result, context = await self._pipeline.dispatch(announced)
         finally:
-            del self._running[part.id]
+            shown = self._running.pop(part.id)
+        if shown != announced.view.title:  # it took so long to stop that people were told
+            result = structs.replace(result, title=announced.view.title)
         self._context += context
         self._done(result)
 

@@ -103,6 +103,8 @@ class ToolPipeline:
                 view = tool.view(args, self._agent.roots)
             except ToolError as exc:
                 failure = exc
+            except Exception as exc:
+                failure = _crash(tool, part.id, exc)
         self._agent.session.append(
             ToolCall(
                 turn,
@@ -247,12 +249,16 @@ async def _contained(
             code="TOOL_CANCELLED",
         )
     except Exception as exc:
-        log.exception("tool_call_crashed", tool=execution.tool.name, call_id=execution.call_id)
+        failure = _crash(execution.tool, execution.call_id, exc)
         if execution.signal.aborted:
             return aborted
-        # The text of a foreign exception may hold anything; its type is safe and often enough.
-        message = f"The tool failed unexpectedly ({type(exc).__name__})."
-        return ToolOutput(message, is_error=True, code="TOOL_CRASHED")
+        return ToolOutput(failure.message, is_error=True, code=failure.code)
+
+
+def _crash(tool: Tool, call_id: str, exc: Exception) -> ToolError:
+    # The text of a foreign exception may hold anything; its type is safe and often enough.
+    log.error("tool_call_crashed", tool=tool.name, call_id=call_id, exc_info=exc)
+    return ToolError(f"The tool failed unexpectedly ({type(exc).__name__}).", code="TOOL_CRASHED")
 
 
 def _unless_overtaken(signal: AbortSignal, output: ToolOutput) -> ToolOutput:

@@ -20,6 +20,7 @@ import signal as signals
 import subprocess
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal
 
@@ -31,7 +32,7 @@ from agent_core.logs import get_logger
 from agent_core.tools import process_table
 from agent_core.tools.process_table import Process
 
-__all__ = ["Ending", "ProcessTree", "run_to_end"]
+__all__ = ["Ending", "ProcessTree", "kill_all", "run_to_end"]
 
 TERM_GRACE_S: Final = 2.0
 # What ends by itself right behind the shell, like the `tee` of a process substitution, may finish.
@@ -45,6 +46,14 @@ Ending = Literal["exited", "aborted", "timed_out"]
 """Why a command ended: the first process exited, the signal fired, or time ran out."""
 
 log = get_logger(__name__)
+
+_live: weakref.WeakSet[ProcessTree] = weakref.WeakSet()
+
+
+def kill_all() -> None:
+    """Kill every member of every tree that has not ended. For a process that exits at once."""
+    for tree in tuple(_live):
+        tree.kill()
 
 
 async def run_to_end(
@@ -138,6 +147,7 @@ class ProcessTree:
         self._pidfd = _open_pidfd(self.pid)
         self._start = process_table.start_of(self.pid)
         self._pipe = f"pipe:[{os.fstat(self._output.fileno()).st_ino}]"
+        _live.add(self)
         self._seen: set[int] = set()
         self._foreign: set[int] = set()
         self._has_ended = False
@@ -205,12 +215,17 @@ class ProcessTree:
         self._has_ended = True
         return len(lingering)
 
-    def close(self) -> None:
-        """Reap the first process and let go of the pipe. If `end` did not finish, kill first."""
+    def kill(self) -> None:
+        """Kill what is left, unless `end` has finished. Blocks, but for a second at the most."""
         attempts = 0
         while not self._has_ended and self._kill() and attempts < 1000:
-            time.sleep(_SHORTEST_PAUSE_S)  # nothing may be awaited here: two cancels led here
+            time.sleep(_SHORTEST_PAUSE_S)
             attempts += 1
+
+    def close(self) -> None:
+        """Reap the first process and let go of the pipe. If `end` did not finish, kill first."""
+        self.kill()
+        _live.discard(self)
         if self._has_exited():
             self._process.wait()
         else:

@@ -36,6 +36,8 @@ class Roots:
 
     def show(self, path: str) -> str:
         """Return `path` as people read it: relative to the cwd where it lies inside."""
+        if "\0" in path:
+            return path  # no path at all; `resolve` says so when the call runs
         absolute = os.path.normpath(os.path.join(self.cwd, os.path.expanduser(path)))
         relative = os.path.relpath(absolute, self.cwd)
         return absolute if relative.startswith("..") else relative
