@@ -9,7 +9,7 @@ lenient Structs.
 Every await that can take long is one leaf await under the turn's signal and an idle limit. The
 limit counts events, not bytes: a stalled endpoint may well send keep-alive comments for ever.
 
-Longer than other modules: what is sent, what is read and what goes wrong change together here.
+What is sent and read, as data, is in `agent_core.models.openai_wire`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -27,25 +27,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.lowlevel
 import msgspec
-from msgspec import Struct
 
 from agent_core.cancellation import AbortSignal, TurnAborted
-from agent_core.content import Block, Image, ReasoningPart, TextPart, ToolCallPart, Usage, text_of
 from agent_core.errors import ModelError
 from agent_core.logs import get_logger
 from agent_core.models.adapter import (
     Finish,
-    FinishReason,
-    Message,
     ModelEvent,
     ModelRequest,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    ToolTurn,
-    UsageReport,
-    UserTurn,
 )
+from agent_core.models.openai_wire import Answer, to_wire
 
 if TYPE_CHECKING:
     import ssl
@@ -65,11 +56,6 @@ _DEFAULT_URL: Final = "https://api.openai.com/v1"
 _CONFIG_FILE: Final = "~/.config/acp-agent/config.toml"
 _END: Final = object()
 _T = TypeVar("_T")
-
-_FINISH: Final[Mapping[str, FinishReason]] = {
-    "length": "length",
-    "content_filter": "refusal",
-}
 
 _KIND_BY_STATUS: Final = {
     401: "AUTH",
@@ -141,203 +127,6 @@ def _import(loaded: Future[tuple[ModuleType, ssl.SSLContext]]) -> None:
         loaded.set_exception(exc)
 
 
-# --- what endpoints stream ------------------------------------------------------------------
-
-
-class _Function(Struct):
-    name: str | None = None
-    arguments: str | dict[str, Any] | None = None
-
-
-class _Call(Struct):
-    index: int | None = None
-    id: str | None = None
-    function: _Function | None = None
-
-
-class _Delta(Struct):
-    content: str | None = None
-    refusal: str | None = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(Struct):
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-
-
-class _Details(Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
-class _Usage(Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-
-    def to_usage(self) -> Usage:
-        prompt = self.prompt_tokens_details or _Details()
-        completion = self.completion_tokens_details or _Details()
-        return Usage(
-            input_tokens=self.prompt_tokens or 0,
-            output_tokens=self.completion_tokens or 0,
-            cached_tokens=prompt.cached_tokens or 0,
-            reasoning_tokens=completion.reasoning_tokens or 0,
-        )
-
-
-class _Chunk(Struct):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-
-
-class _OpenCall(Struct):
-    id: str | None
-    name: str = ""
-    arguments: str = ""
-
-
-class _Answer:
-    """Turns chunks into events, and remembers what was said."""
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self.returns_reasoning = False
-        self._has_text = False
-        self._is_refusal = False
-        self._usage: Usage | None = None
-        self._calls: list[_OpenCall] = []
-        self._by_index: dict[int, int] = {}
-
-    def read(self, data: object) -> Iterator[ModelEvent]:
-        chunk = msgspec.convert(data, _Chunk, strict=False)
-        for choice in (chunk.choices or ())[:1]:
-            self.reason = choice.finish_reason or self.reason
-            if choice.delta is not None:
-                yield from self._delta(choice.delta)
-        if chunk.usage is not None and (usage := chunk.usage.to_usage()) != self._usage:
-            self._usage = usage
-            yield UsageReport(usage)
-
-    def finish(self) -> FinishReason | None:
-        """Return how the answer ended; `None` if it ended without a word or a reason."""
-        if self.reason is None and not (self._has_text or self._calls):
-            return None
-        reason = _FINISH.get(self.reason or "")
-        if reason is not None:
-            return reason
-        if self._is_refusal:
-            return "refusal"
-        return "tool_calls" if self._calls else "stop"
-
-    def _delta(self, delta: _Delta) -> Iterator[ModelEvent]:
-        self.returns_reasoning |= isinstance(delta.reasoning_content, str)
-        thought = delta.reasoning_content or delta.reasoning
-        if thought and isinstance(thought, str):
-            yield ReasoningDelta(thought)
-        text = delta.content or delta.refusal
-        if text:
-            self._has_text = True
-            self._is_refusal |= not delta.content
-            yield TextDelta(text)
-        for call in delta.tool_calls or ():
-            yield self._call(call, call.function or _Function())
-
-    def _call(self, call: _Call, function: _Function) -> ToolCallDelta:
-        arguments = function.arguments or ""
-        if not isinstance(arguments, str):
-            arguments = msgspec.json.encode(arguments).decode()
-        at = self._place(call)
-        if at is None or self._is_another(self._calls[at], call, function):
-            at = len(self._calls)
-            self._calls.append(_OpenCall(call.id))
-            if call.index is not None:
-                self._by_index[call.index] = at
-        opened = self._calls[at]
-        name = "" if opened.name else function.name or ""
-        opened.name += name
-        opened.arguments += arguments
-        return ToolCallDelta(at, name, arguments)
-
-    def _place(self, call: _Call) -> int | None:
-        """Return which call a fragment belongs to by its index, else its id, else its place."""
-        if call.index is not None:
-            return self._by_index.get(call.index)
-        for at in reversed(range(len(self._calls))):
-            if not call.id or self._calls[at].id == call.id:
-                return at
-        return None
-
-    @staticmethod
-    def _is_another(known: _OpenCall, call: _Call, function: _Function) -> bool:
-        """Say whether a fragment in the place of `known` is a whole call of its own after all.
-
-        Some endpoints send whole calls that all have the index 0, or none, or one id in common;
-        others repeat id and name in every fragment of one call.
-        """
-        if not function.name or not known.name:
-            return False
-        if function.name != known.name or (call.id and known.id and call.id != known.id):
-            return True
-        return bool(function.arguments) and _is_object(known.arguments)
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-
-
-# --- what endpoints are sent ----------------------------------------------------------------
-
-
-def _to_wire(message: Message, with_reasoning: bool) -> dict[str, Any] | None:
-    if isinstance(message, UserTurn):
-        return {"role": "user", "content": _user_content(message.content)}
-    if isinstance(message, ToolTurn):
-        return {"role": "tool", "tool_call_id": message.call_id, "content": message.output}
-    parts = message.content
-    text = "".join(part.text for part in parts if isinstance(part, TextPart))
-    calls = [_call_to_wire(part) for part in parts if isinstance(part, ToolCallPart)]
-    if not text and not calls:
-        return None  # only thinking, or nothing: providers refuse an empty message
-    wire: dict[str, Any] = {"role": "assistant", "content": text or None}
-    if calls:
-        wire["tool_calls"] = calls
-        if with_reasoning:
-            thoughts = (part.text for part in parts if isinstance(part, ReasoningPart))
-            wire["reasoning_content"] = "".join(thoughts)
-    return wire
-
-
-def _user_content(blocks: tuple[Block, ...]) -> str | list[dict[str, Any]]:
-    if not any(isinstance(block, Image) for block in blocks):
-        return text_of(blocks)
-    content: list[dict[str, Any]] = []
-    for block in blocks:
-        if isinstance(block, Image):
-            url = f"data:{block.mime_type};base64,{block.data}"
-            content.append({"type": "image_url", "image_url": {"url": url}})
-        else:
-            content.append({"type": "text", "text": text_of((block,))})
-    return content
-
-
-def _call_to_wire(part: ToolCallPart) -> dict[str, Any]:
-    # Some endpoints parse the arguments of past calls and refuse the whole history over one that
-    # is broken; what the model wrote stays visible to it.
-    arguments = part.arguments.strip() or "{}"
-    if not _is_object(arguments):
-        arguments = msgspec.json.encode({"malformed": arguments}).decode()
-    function = {"name": part.name, "arguments": arguments}
-    return {"id": part.id, "type": "function", "function": function}
-
-
 # --- the adapter ----------------------------------------------------------------------------
 
 
@@ -395,7 +184,7 @@ class OpenAIModel:
             TurnAborted: The signal fired; the connection is closed.
         """
         client = await self._connected(request.signal)
-        answer = _Answer()
+        answer = Answer()
         n_chunks = 0
         try:
             # The response is closed before the last event is yielded, and on every other way out.
@@ -487,7 +276,7 @@ class OpenAIModel:
                     raise
 
     def _body(self, request: ModelRequest) -> dict[str, Any]:
-        messages = [_to_wire(message, self._wants_reasoning) for message in request.messages]
+        messages = [to_wire(message, self._wants_reasoning) for message in request.messages]
         if request.system:
             messages.insert(0, {"role": "system", "content": request.system})
         is_ours = request.model == self.model
@@ -506,7 +295,7 @@ class OpenAIModel:
         return body | dict(request.sampling)
 
     async def _next(
-        self, stream: AsyncStream[object], signal: AbortSignal, answer: _Answer
+        self, stream: AsyncStream[object], signal: AbortSignal, answer: Answer
     ) -> object:
         """Return the next chunk, or `_END`. What fails behind the finish reason is the end too."""
         limit_s = self._idle_limit_s
