@@ -15,12 +15,19 @@ import anyio
 import msgspec
 
 from acp_server import types as wire
-from acp_server.errors import INTERNAL_ERROR, REQUEST_CANCELLED, PeerClosed, RemoteError, RpcError
+from acp_server.errors import (
+    INTERNAL_ERROR,
+    REQUEST_CANCELLED,
+    RESOURCE_NOT_FOUND,
+    PeerClosed,
+    RemoteError,
+    RpcError,
+)
 from acp_server.peer import Peer
-from acp_server.updates import announcement, updates_for
+from acp_server.updates import asked_call, updates_for
 from agent_core.agent import Agent
 from agent_core.content import Block, Image, Link, Resource, Text
-from agent_core.errors import AgentError
+from agent_core.errors import AgentError, SessionNotFound
 from agent_core.events import (
     Completed,
     Event,
@@ -129,10 +136,11 @@ class ClientSession:
         """
         assert self.agent is not None
         events, shown = self.agent.session.events, 0
+        n_old = len(events)
         self._replays += 1
         try:
             while shown < len(events):
-                self._show(events[shown], is_replay=True)
+                self._show(events[shown], is_replay=shown < n_old)
                 shown += 1
                 if shown % REPLAY_BATCH == 0:
                     await anyio.lowlevel.checkpoint()
@@ -173,7 +181,7 @@ class ClientSession:
         _key, covers = execution.tool.remember_key(execution.args)
         params = {
             "sessionId": self.id,
-            "toolCall": announcement(execution),
+            "toolCall": asked_call(execution),
             "options": [
                 {"optionId": option, "name": name.format(covers), "kind": kind}
                 for option, name, kind, _approval in _OPTIONS
@@ -213,6 +221,9 @@ async def answer_to(prompt: Prompt, before: anyio.Event) -> dict[str, str]:
     """
     try:
         outcome = await prompt.settled()
+    except SessionNotFound as exc:  # the load that the prompt waited for failed
+        data = {"sessionId": exc.session_id}
+        raise RpcError(RESOURCE_NOT_FOUND, "Unknown session", data) from None
     except AgentError as exc:
         raise RpcError(INTERNAL_ERROR, str(exc)) from None
     finally:

@@ -16,6 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field
 __all__ = [
     "AgentMessageChunk",
     "AgentThoughtChunk",
+    "AskedToolCall",
     "AuthenticateParams",
     "AvailableCommand",
     "AvailableCommandsUpdate",
@@ -249,14 +250,24 @@ class ToolCallStart(_Update, frozen=True, tag="tool_call"):
 
 
 class ToolCallUpdate(_Update, frozen=True, tag="tool_call_update"):
-    # In a permission question the discriminator is one field too many, which peers ignore.
     tool_call_id: str
     status: str | UnsetType = UNSET
     title: str | UnsetType = UNSET
-    kind: str | UnsetType = UNSET
-    raw_input: Raw | UnsetType = UNSET
     content: tuple[ToolContentBlock | ToolContentDiff, ...] | UnsetType = UNSET
     locations: tuple[Location, ...] | UnsetType = UNSET
+
+
+class AskedToolCall(_Out, frozen=True):
+    """The call a permission question is about: a tool call update that is not an update."""
+
+    tool_call_id: str
+    title: str
+    status: str
+    kind: str
+    name: str
+    content: tuple[ToolContentBlock | ToolContentDiff, ...] | UnsetType = UNSET
+    locations: tuple[Location, ...] | UnsetType = UNSET
+    raw_input: Raw | UnsetType = UNSET
 
 
 class PlanUpdateEntry(_Out, frozen=True):

@@ -38,7 +38,7 @@ from agent_core.events import (
 )
 from agent_core.tools.pipeline import ToolExecution
 
-__all__ = ["announcement", "updates_for"]
+__all__ = ["asked_call", "updates_for"]
 
 MAX_TEXT_CHARS: Final = 16 * 1024
 """A longer text is sent in pieces; some clients cannot read a line beyond 64 KiB."""
@@ -87,15 +87,17 @@ def updates_for(event: Event, *, is_replay: bool = False) -> list[wire.Update]:
             return []
 
 
-def announcement(execution: ToolExecution) -> wire.ToolCallUpdate:
+def asked_call(execution: ToolExecution) -> wire.AskedToolCall:
     """Return the call as a permission question shows it."""
-    return wire.ToolCallUpdate(
+    return wire.AskedToolCall(
         execution.call_id,
-        status="pending",
-        title=execution.view.title,
-        kind=execution.tool.kind,
-        locations=_locations(execution.view.locations),
-        raw_input=_raw_input(execution.arguments),
+        execution.view.title,
+        "pending",
+        execution.tool.kind,
+        execution.tool.name,
+        _tool_content(execution.preview) if execution.preview else UNSET,
+        _locations(execution.view.locations),
+        _raw_input(execution.arguments),
     )
 
 

@@ -6,9 +6,12 @@ here and structlog arrives with the first record.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["get_logger"]
+__all__ = ["before_first_record", "get_logger"]
+
+_preparations: list[Callable[[], None]] = []
 
 
 class _LazyLogger:
@@ -20,7 +23,17 @@ class _LazyLogger:
     def __getattr__(self, method: str) -> Any:
         import structlog
 
+        while _preparations:
+            _preparations.pop()()
         return getattr(structlog.get_logger().bind(logger=self._name), method)
+
+
+def before_first_record(set_up: Callable[[], None]) -> None:
+    """Call `set_up` when the next record is about to be made, so that it can configure structlog.
+
+    Without it, records made before the program has configured structlog look as structlog likes.
+    """
+    _preparations.append(set_up)
 
 
 def get_logger(name: str) -> Any:

@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 
 from agent_core import execution
 from agent_core.agent import Agent
+from agent_core.errors import AgentDisposed
 from agent_core.events import ToolProgress
 from agent_core.hooks import Hooks
 from agent_core.logs import get_logger
@@ -61,6 +62,7 @@ class AgentRuntime:
         self._commands = commands
         self._system_prompt = system_prompt or SystemPrompt()
         self._mode = mode
+        self._is_closing = False
         self._watched: set[anyio.Event] = set()
         self._tasks: TaskGroup
 
@@ -78,6 +80,7 @@ class AgentRuntime:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
+        self._is_closing = True
         for agent in tuple(self.agents.values()):
             agent.dispose()
         return await self._tasks.__aexit__(exc_type, exc, traceback)
@@ -92,6 +95,7 @@ class AgentRuntime:
             additional: Further absolute directories its tools may touch.
 
         Raises:
+            AgentDisposed: The runtime is being left.
             StoreError: The session could not be kept.
         """
         now_ms = time.time_ns() // 1_000_000
@@ -108,7 +112,12 @@ class AgentRuntime:
             session: Usually what `Session.load` returned.
             additional: As in `create`.
             source: What ``agent/session-start`` is told.
+
+        Raises:
+            AgentDisposed: The runtime is being left.
         """
+        if self._is_closing:
+            raise AgentDisposed("The agent is shutting down.")
         roots = Roots(session.cwd, additional)
         agent = Agent(
             self,

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from agent_core.content import ToolKind
+from agent_core.content import ToolContent, ToolKind
 from agent_core.errors import ToolError
 from agent_core.tools.read import locate
 from agent_core.tools.roots import Roots
@@ -50,6 +50,11 @@ class Edit(Tool):
         """Cover all changes of files."""
         return "edit", "edits"
 
+    async def preview(self, args: _Args, context: ToolContext) -> tuple[ToolContent, ...]:
+        """Show what would change."""
+        path, old = await self._target(args, context)
+        return (show_change(path, old, _replace(old, args)[0]),)
+
     async def run(self, args: _Args, context: ToolContext) -> ToolOutput:
         """Change the file.
 
@@ -57,8 +62,7 @@ class Edit(Tool):
             ToolError: It cannot be read or written, or `args.old_text` is not in it just once;
                 nothing was changed.
         """
-        path = context.roots.resolve(args.path)
-        old = await context.files.read(path, context.signal)
+        path, old = await self._target(args, context)
         new, lines = _replace(old, args)
         await context.files.write(path, new, context.signal)
         count = "1 place" if len(lines) == 1 else f"{len(lines)} places"
@@ -67,6 +71,10 @@ class Edit(Tool):
             (show_change(path, old, new),),
             locations=(locate(args.path, context.roots, lines[0]),),
         )
+
+    async def _target(self, args: _Args, context: ToolContext) -> tuple[str, str]:
+        path = context.roots.resolve(args.path)
+        return path, await context.files.read(path, context.signal)
 
 
 def _replace(text: str, args: _Args) -> tuple[str, list[int]]:

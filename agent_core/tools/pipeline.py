@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import structs
@@ -64,7 +64,10 @@ _DENIALS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ToolExecution:
-    """A call as the ``tools/*`` and ``approval/request`` hooks see it. `signal` is the turn's."""
+    """A call as the ``tools/*`` and ``approval/request`` hooks see it.
+
+    `signal` is the turn's own; `preview` is for the person who is asked, and empty elsewhere.
+    """
 
     agent: Agent
     turn: int
@@ -75,6 +78,7 @@ class ToolExecution:
     args: Any
     view: ToolView
     signal: AbortSignal
+    preview: tuple[ToolContent, ...] = ()
 
 
 class ToolPipeline:
@@ -175,6 +179,8 @@ class ToolPipeline:
 
     async def _ask(self, execution: ToolExecution) -> Decision:
         session = self._agent.session
+        preview = await execution.tool.preview(execution.args, self._context(execution))
+        execution = replace(execution, preview=preview)
         session.append(PermissionAsked(execution.call_id))
         approval = Approval.CANCELLED  # what is logged if asking itself fails
         try:
@@ -212,13 +218,16 @@ class ToolPipeline:
         return result
 
     async def _run_body(self, execution: ToolExecution) -> ToolOutput:
+        execution.signal.raise_if_aborted()
+        return await execution.tool.run(execution.args, self._context(execution))
+
+    def _context(self, execution: ToolExecution) -> ToolContext:
         agent = self._agent
 
         def progress(content: tuple[ToolContent, ...]) -> None:
             agent.session.append(ToolProgress(execution.call_id, content=content))
 
-        execution.signal.raise_if_aborted()
-        context = ToolContext(
+        return ToolContext(
             agent,
             execution.call_id,
             execution.signal,
@@ -227,7 +236,6 @@ class ToolPipeline:
             agent.commands,
             progress,
         )
-        return await execution.tool.run(execution.args, context)
 
 
 async def _contained(

@@ -201,6 +201,16 @@ class Tool:
         """Return what an "always" answer covers: a key for the log, and words for people."""
         return self.name, f"{self.name} calls"
 
+    async def preview(self, args: Any, context: ToolContext) -> tuple[ToolContent, ...]:
+        """Return what a person should see before allowing the call. Must not change anything.
+
+        Cancellation: through ``context.signal``.
+
+        Raises:
+            ToolError: The call would fail anyway; nobody is asked then.
+        """
+        return ()
+
     async def run(self, args: Any, context: ToolContext) -> ToolOutput:
         """Do it.
 

@@ -42,21 +42,29 @@ class Write(Tool):
         """Cover all changes of files."""
         return "edit", "edits"
 
+    async def preview(self, args: _Args, context: ToolContext) -> tuple[ToolContent, ...]:
+        """Show what the file would become."""
+        path, old = await self._target(args, context)
+        return (show_change(path, old, args.content),)
+
     async def run(self, args: _Args, context: ToolContext) -> ToolOutput:
         """Write the file.
 
         Raises:
             ToolError: It cannot be written, or lies outside.
         """
-        path = context.roots.resolve(args.path)
-        try:
-            old = await context.files.read(path, context.signal)
-        except ToolError:
-            old = None  # missing or no text: either way there is no old text to show
+        path, old = await self._target(args, context)
         await context.files.write(path, args.content, context.signal)
         verb = "created" if old is None else "replaced"
         output = f"{verb} {args.path} ({len(args.content.encode())} bytes)"
         return ToolOutput(output, (show_change(path, old, args.content),))
+
+    async def _target(self, args: _Args, context: ToolContext) -> tuple[str, str | None]:
+        path = context.roots.resolve(args.path)
+        try:
+            return path, await context.files.read(path, context.signal)
+        except ToolError:
+            return path, None  # missing or no text: either way there is no old text to show
 
 
 def show_change(path: str, old: str | None, new: str) -> ToolContent:
