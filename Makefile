@@ -20,7 +20,7 @@ lint: $(READY)-dev ## check style, types and the direction of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/lint-imports --no-cache
 
 format: $(READY)-dev ## put the code into shape
 	@$(BIN)/ruff check --fix .
