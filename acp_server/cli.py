@@ -114,21 +114,34 @@ def _run_serve(options: argparse.Namespace) -> int:
 
 def _serve(flags: dict[str, Any], *, level: str, log_file: str | None, grace_s: float) -> int:
     from acp_server.serve import serve_stdio
+    from agent_core.logs import before_first_record
 
-    if sys.stdin.isatty():
+    before_first_record(lambda: _log_to_stderr(level))
+    if sys.stdin is not None and sys.stdin.isatty():
         sys.stderr.write(
             "This is an ACP agent: it waits for an editor's JSON on standard input.\n"
             "To talk to it yourself, run `acp-agent chat`. To leave, press Ctrl-D.\n"
         )
 
     def configure() -> Any:
-        from acp_server.config import load_config
+        from acp_server.config import ConfigError, load_config
         from acp_server.logs import set_up_logs
 
-        set_up_logs(level, log_file)
+        try:
+            set_up_logs(level, log_file)
+        except OSError as exc:
+            raise ConfigError(
+                f"The log file {log_file} cannot be opened: {exc.strerror}."
+            ) from None
         return load_config(flags)
 
     return serve_stdio(configure, grace_s=grace_s)
+
+
+def _log_to_stderr(level: str) -> None:
+    from acp_server.logs import set_up_logs
+
+    set_up_logs(level)
 
 
 def _run_chat(options: argparse.Namespace) -> int:
@@ -140,6 +153,7 @@ def _run_chat(options: argparse.Namespace) -> int:
     return run_chat(
         command,
         cwd=os.path.abspath(options.cwd or os.getcwd()),
+        mode=options.mode if options.agent else None,  # our own agent starts in it
         permissions="allow" if options.yes else "reject",
     )
 

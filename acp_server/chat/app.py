@@ -74,7 +74,7 @@ def run_chat(
     chat = _Chat(_make_view(is_interactive, cwd), keyboard, permissions, verbose)
     code = 1
     try:
-        with ThreadPoolExecutor(1, thread_name_prefix="chat") as threads, keyboard.signals():
+        with keyboard.signals(), ThreadPoolExecutor(1, thread_name_prefix="chat") as threads:
             running = threads.submit(anyio.run, chat.run, command, cwd, mode)
             running.add_done_callback(lambda _: keyboard.close())
             keyboard.serve()
@@ -292,8 +292,9 @@ class _Chat:
     def _interrupt(self) -> None:
         turn = self._turn
         if turn is None:
-            # Before the first prompt; later ones are read, and reading hears of Ctrl-C itself.
-            self._leave(signal.SIGINT)
+            # Between prompts it is too late to stop one turn and too early to stop the next.
+            if not (self._session_id and self._keyboard.is_interactive):
+                self._leave(signal.SIGINT)
             return
         turn.interrupts += 1
         if turn.interrupts == 1:

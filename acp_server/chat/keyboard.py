@@ -10,10 +10,10 @@ import asyncio
 import enum
 import queue
 import signal
+import socket
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -21,6 +21,7 @@ import anyio
 
 __all__ = ["Keyboard", "Typed"]
 
+WAKE: Final = signal.SIGUSR1  # ends a read in the main thread
 WAKE_INTERVAL_S: Final = 0.05
 
 
@@ -55,8 +56,12 @@ class Keyboard:
 
     def __init__(self, is_interactive: bool) -> None:
         self.is_interactive: Final = is_interactive
-        self._heard: deque[int] = deque()
-        self._has_heard = anyio.Event()
+        # Python's handlers run in the main thread, and a read that is about to block delays them.
+        # What the interpreter writes here when a signal arrives is seen by the loop at once.
+        self._ear, self._mouth = socket.socketpair()
+        self._ear.setblocking(False)
+        self._mouth.setblocking(False)
+        self._read_wanted: _Read | None = None
         self._reads: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
         self._is_reading = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -73,18 +78,14 @@ class Keyboard:
 
         Cancellation: safe; a line that is being typed is thrown away. Concurrency: one task.
         """
-        read = _Read(marker)
+        read = self._read_wanted = _Read(marker)
         self._reads.put(read)
         try:
             await read.done.wait()
         finally:
-            read.is_abandoned = True
+            self._read_wanted = None
             with anyio.CancelScope(shield=True):
-                while not read.done.is_set():
-                    # Once is not enough: a signal just before the read blocks does not end it.
-                    signal.pthread_kill(self._main_thread, signal.SIGUSR1)
-                    with anyio.move_on_after(WAKE_INTERVAL_S):
-                        await read.done.wait()
+                await self._abandon(read)
         return read.typed
 
     async def next_signal(self) -> int:
@@ -92,10 +93,24 @@ class Keyboard:
 
         Cancellation: safe. Concurrency: one task.
         """
-        while not self._heard:
-            self._has_heard = anyio.Event()
-            await self._has_heard.wait()
-        return self._heard.popleft()
+        while True:
+            await anyio.wait_readable(self._ear)
+            (number,) = self._ear.recv(1)
+            read = self._read_wanted
+            if number == signal.SIGINT and read is not None:
+                await self._abandon(read)
+                if isinstance(read.typed, str):  # the line was quicker
+                    return number
+            elif number != WAKE:
+                return number
+
+    async def _abandon(self, read: _Read) -> None:
+        read.is_abandoned = True
+        while not read.done.is_set():
+            # Once is not enough: a signal just before the read blocks does not end it.
+            signal.pthread_kill(self._main_thread, WAKE)
+            with anyio.move_on_after(WAKE_INTERVAL_S):
+                await read.done.wait()
 
     def remember(self, line: str) -> None:
         """Put a line into the editor's history. Not while a line is being read."""
@@ -116,19 +131,24 @@ class Keyboard:
     @contextmanager
     def signals(self) -> Iterator[None]:
         """Hear signals in the block."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, WAKE)
         before = {number: signal.signal(number, self._hear) for number in numbers}
+        signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
+            signal.set_wakeup_fd(-1)
             for number, handler in before.items():
                 signal.signal(number, handler)
+            self._ear.close()
+            self._mouth.close()
 
     def serve(self) -> None:
         """Read the lines that are wanted until `close` is called."""
         while (read := self._reads.get()) is not None:
             self._read(read)
-            self._tell(read.done.set)
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(read.done.set)
 
     def close(self) -> None:
         """Let `serve` return. May be called from any thread."""
@@ -170,21 +190,9 @@ class Keyboard:
                 print(flush=True)  # noqa: T201 - a terminal client prints
 
     def _hear(self, number: int, frame: object) -> None:
-        was_reading, self._is_reading = self._is_reading, False
-        is_told_by_read = number == signal.SIGUSR1 or (number == signal.SIGINT and was_reading)
-        if not is_told_by_read:
-            self._tell(lambda: self._note(number))
-        if was_reading:
+        if number == WAKE and self._is_reading:
+            self._is_reading = False
             raise _Woken(self._has_text())
-
-    def _note(self, number: int) -> None:
-        self._heard.append(number)
-        self._has_heard.set()
-
-    def _tell(self, callback: Callable[[], object]) -> None:
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-                self._loop.call_soon_threadsafe(callback)
 
 
 def _to_unicode(line: str) -> str:

@@ -102,8 +102,7 @@ class View:
         self._open_line = ""  # the tool call whose line is unfinished
         self._calls: dict[str, _ToolCall] = {}
         self._plan: list[str] = []
-        self._agent = ""
-        self._mode = ""
+        self._agent = self._mode = ""
         self.commands: dict[str, str] = {}
         """Name and description of the agent's slash commands."""
 
@@ -243,7 +242,7 @@ class View:
             self._show_content(call)
 
     def _show_plan(self, update: Mapping[str, Any]) -> None:
-        entries = [to_mapping(entry) for entry in to_list(update.get("entries"))]
+        entries = map(to_mapping, to_list(update.get("entries")))
         plan = [
             f"   {PLAN_BOXES.get(to_string(e.get('status')), '[ ]')} {clean_line(e.get('content'))}"
             for e in entries
@@ -318,22 +317,17 @@ class View:
 
     def _show_diff(self, diff: Mapping[str, Any]) -> None:
         old, new = clean(diff.get("oldText")), clean(diff.get("newText"))
-        path = self._to_shown_path(clean_line(diff.get("path")))
+        path = clean_line(diff.get("path")).removeprefix(self._cwd.rstrip(os.sep) + os.sep)
         if len(old) + len(new) > DIFF_CHARS:
             self._print_line(f"    {path}: too large to compare", "dim")
             return
         before = path if isinstance(diff.get("oldText"), str) else "/dev/null"
-        lines = list(
-            difflib.unified_diff(old.splitlines(), new.splitlines(), before, path, lineterm="")
-        )
+        texts = old.splitlines(), new.splitlines()
+        lines = list(difflib.unified_diff(*texts, before, path, lineterm=""))
         for line in lines[:DIFF_LINES]:
             self._print_line(f"    {line}", _diff_style(line))
         if len(lines) > DIFF_LINES:
             self._print_line(f"    ({len(lines) - DIFF_LINES} lines more)", "dim")
-
-    def _to_shown_path(self, path: str) -> str:
-        inside = self._cwd.rstrip(os.sep) + os.sep
-        return path[len(inside) :] if path.startswith(inside) else path
 
     def _say(self, block: str, text: str, style: str = "") -> None:
         if self._block != block:

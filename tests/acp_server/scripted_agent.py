@@ -91,6 +91,22 @@ def permission(argument: str) -> str | None:
     return "cancelled" if outcome.get("outcome") == "cancelled" else None
 
 
+def pair(argument: str) -> str:
+    """Ask two questions at once."""
+    ids = [start_request("session/request_permission", ask(title)) for title in ("one", "two")]
+    outcomes = [waiting[request_id].get()["result"]["outcome"]["outcome"] for request_id in ids]
+    say(f"outcomes {outcomes}")
+    return "cancelled"
+
+
+def gate(argument: str) -> str | None:
+    """Ask once the file `argument` exists."""
+    say("soon")
+    while not os.path.exists(argument):
+        time.sleep(0.01)
+    return permission("")
+
+
 def withdraw(argument: str) -> None:
     request_id = start_request("session/request_permission", ask("Never mind"))
     send(method="$/cancel_request", params={"requestId": request_id})
@@ -161,6 +177,8 @@ COMMANDS = {
     "wait": wait,
     "deaf": deaf,
     "ask": permission,
+    "pair": pair,
+    "gate": gate,
     "withdraw": withdraw,
     "tools": tools,
     "evil": evil,

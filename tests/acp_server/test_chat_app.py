@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -17,7 +18,9 @@ AGENT = [sys.executable, str(Path(__file__).with_name("scripted_agent.py"))]
 CTRL_C, CTRL_D = "\x03", "\x04"
 LIMIT_S = 20
 CHAT = """if True:
-    import json, sys
+    import fcntl, json, os, sys, termios
+    if os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal to us
     from acp_server.chat.app import run_chat
     command, options = json.loads(sys.argv[1])
     sys.exit(run_chat(command, **options))
@@ -25,8 +28,6 @@ CHAT = """if True:
 
 
 def chat_command(command=AGENT, **options) -> list[str]:
-    import json
-
     options.setdefault("cwd", str(Path.cwd()))
     return [sys.executable, "-c", CHAT, json.dumps([command, options])]
 
@@ -82,10 +83,11 @@ class Person:
 @contextmanager
 def person(*, env=None, command=AGENT, **options):
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", **(env or {})}
-    environment.pop("NO_COLOR", None) if "NO_COLOR" not in (env or {}) else None
+    inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment = {**inherited, "TERM": "xterm-256color", **(env or {})}
     process = subprocess.Popen(
-        ["setsid", "-c", *chat_command(command, **options)],
+        chat_command(command, **options),
+        start_new_session=True,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -252,11 +254,37 @@ def test_ctrl_c_at_a_question_stops_the_turn_and_answers_it_with_cancelled():
     with person() as someone:
         someone.types("ask\r")
         someone.sees(r"\[y/a/n\]: ")
-        someone.types("y" + CTRL_C)
+        someone.types("y")
+        someone.sees("y")
+        someone.types(CTRL_C)
         someone.sees("stopping…")
         someone.sees("outcome cancelled")
         someone.sees("stopped")
         someone.sees("> ")
+
+
+@pytest.mark.requirement("ACP-092")
+def test_ctrl_c_answers_the_questions_that_wait_for_their_turn_too():
+    with person() as someone:
+        someone.types("pair\r")
+        someone.sees(r"\[y/a/n\]: ")
+        someone.types(CTRL_C)
+        someone.sees(r"outcomes \['cancelled', 'cancelled'\]")
+        someone.sees("> ")
+
+        assert "? two" not in someone.screen
+
+
+def test_what_was_typed_before_a_question_was_shown_does_not_answer_it(tmp_path):
+    with person() as someone:
+        someone.types(f"gate {tmp_path}/open\r")
+        someone.sees("soon")
+        someone.types("y\r")
+        someone.sees("y\r\n")
+        (tmp_path / "open").touch()
+        someone.sees(r"\[y/a/n\]: ")
+        someone.types("n\r")
+        someone.sees("outcome no")
 
 
 def test_a_question_that_the_agent_withdraws_goes_away():
@@ -284,8 +312,10 @@ def test_an_agent_that_does_not_stop_is_named_and_can_be_left():
 
 def test_ctrl_c_at_the_prompt_drops_the_line_then_hints_then_leaves():
     with person() as someone:
-        someone.types("half a line" + CTRL_C)
-        someone.sees("half a line.*\n.*> ")
+        someone.types("half a line")
+        someone.sees("half a line")
+        someone.types(CTRL_C)
+        someone.sees("\n.*> ")
         someone.types(CTRL_C)
         someone.sees("Ctrl-C again or Ctrl-D leaves")
         someone.sees("> ")

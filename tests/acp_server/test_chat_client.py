@@ -156,10 +156,13 @@ async def test_a_signal_that_ended_the_agent_is_named():
 
 
 async def test_a_child_that_holds_stdout_does_not_hide_the_death_of_the_agent():
-    code = "import subprocess, os; subprocess.Popen(['sleep', '4'], stderr=-3); os._exit(5)"
+    code = "import subprocess, os; subprocess.Popen(['sleep', '60'], stderr=-3); os._exit(5)"
     async with connected(command=[sys.executable, "-c", code]) as agent:
-        with pytest.raises(AgentGone, match="exit code 5"):
-            await agent.request("initialize", INITIALIZE)
+        try:
+            with pytest.raises(AgentGone, match="exit code 5"):
+                await agent.request("initialize", INITIALIZE)
+        finally:
+            os.killpg(agent.pid, signal.SIGKILL)
 
 
 async def test_an_agent_that_cannot_be_started_is_named():
