@@ -83,7 +83,16 @@ class AgentRuntime:
         self._is_closing = True
         for agent in tuple(self.agents.values()):
             agent.dispose()
-        return await self._tasks.__aexit__(exc_type, exc, traceback)
+        if exc is None or isinstance(exc, Exception):
+            # Told of its owner's failure, the task group would cancel the drivers.
+            await self._tasks.__aexit__(None, None, None)
+            return None
+        try:
+            return await self._tasks.__aexit__(exc_type, exc, traceback)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for tool in self._tools.values():
+                    await tool.aclose()
 
     async def create(self, cwd: str, *, additional: tuple[str, ...] = ()) -> Agent:
         """Make an agent with a new session.

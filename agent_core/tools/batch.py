@@ -17,14 +17,16 @@ from msgspec import structs
 
 from agent_core.cancellation import AbortSignal
 from agent_core.content import Block, ToolCallPart
-from agent_core.errors import StoreError
-from agent_core.events import ContextMessage, ToolResult
+from agent_core.events import ContextMessage, ToolResult, ToolStart
+from agent_core.logs import get_logger
 from agent_core.sessions.log import Session
 from agent_core.tools.pipeline import ABORTED, NOT_RUN, ToolExecution, ToolPipeline
 
 __all__ = ["StepCalls"]
 
 MAX_PARALLEL: Final = 8
+
+log = get_logger(__name__)
 
 
 class StepCalls:
@@ -52,6 +54,7 @@ class StepCalls:
         self._announced: dict[str, ToolExecution | ToolResult] = {}
         self._unlogged: dict[str, ToolResult] = {}  # done, waiting for the calls before them
         self._logged = 0
+        self._begin = len(session.events)
         self._context: list[Block] = []
 
     async def run(self) -> None:
@@ -88,14 +91,16 @@ class StepCalls:
 
     async def _run_overlapping(self, group: Sequence[ToolCallPart]) -> None:
         # Each call contains its own failures, so the task group never cancels a sibling.
-        failures: list[StoreError] = []
+        failures: list[Exception] = []
         room = anyio.Semaphore(MAX_PARALLEL)
 
         async def run(part: ToolCallPart) -> None:
             async with room:
+                if failures:
+                    return  # nothing new starts
                 try:
                     await self._run_one(part)
-                except StoreError as exc:
+                except Exception as exc:
                     failures.append(exc)
 
         async with anyio.create_task_group() as group_tasks:
@@ -129,20 +134,29 @@ class StepCalls:
             if (ready := self._unlogged.pop(call_id, None)) is None:
                 return
             self._logged += 1
-            self._session.append(ready)
+            self._log(ready)
             announced = self._announced[call_id]
             if isinstance(announced, ToolExecution):
                 self._on_result(announced, ready)
 
+    def _log(self, result: ToolResult) -> None:
+        try:
+            self._session.append(result)
+        except TypeError:  # the tool's output is not what it claims to be
+            log.exception("tool_result_unusable", call_id=result.call_id)
+            text = "The tool gave a result that cannot be kept."
+            self._session.append(ToolResult(*self._at, result.call_id, text, True, "TOOL_CRASHED"))
+
     def _close(self) -> None:
         """Give the calls that have no result yet the one that is true of them."""
+        since = self._session.events[self._begin :]
+        entered = {event.data.call_id for event in since if isinstance(event.data, ToolStart)}
         for part in self._calls[self._logged :]:
             if part.id in self._unlogged:
                 continue
-            output = ABORTED
             if part.id not in self._announced:
                 self._announce(part)
-                output = NOT_RUN
+            output = ABORTED if part.id in entered else NOT_RUN
             announced = self._announced[part.id]
             if isinstance(announced, ToolResult):
                 self._done(announced)

@@ -179,7 +179,9 @@ class ToolPipeline:
 
     async def _ask(self, execution: ToolExecution) -> Decision:
         session = self._agent.session
+        execution.signal.raise_if_aborted()
         preview = await execution.tool.preview(execution.args, self._context(execution))
+        execution.signal.raise_if_aborted()
         execution = replace(execution, preview=preview)
         session.append(PermissionAsked(execution.call_id))
         approval = Approval.CANCELLED  # what is logged if asking itself fails
@@ -205,17 +207,15 @@ class ToolPipeline:
 
     async def _execute(self, execution: ToolExecution) -> ToolOutput:
         hooks = self._agent.hooks
-        output = await _contained(
-            execution, ABORTED, hooks.waterfall("tools/execute", execution, final=self._run_body)
-        )
+        body = _output_of(hooks.waterfall("tools/execute", execution, final=self._run_body))
+        output = await _contained(execution, ABORTED, body)
 
         async def same(_execution: ToolExecution, output: ToolOutput) -> ToolOutput:
             return output
 
-        result: ToolOutput = await hooks.waterfall(
-            "tools/post-execute", execution, output, final=same
+        return await _output_of(
+            hooks.waterfall("tools/post-execute", execution, output, final=same)
         )
-        return result
 
     async def _run_body(self, execution: ToolExecution) -> ToolOutput:
         execution.signal.raise_if_aborted()
@@ -267,6 +267,14 @@ def _crash(tool: Tool, call_id: str, exc: Exception) -> ToolError:
     # The text of a foreign exception may hold anything; its type is safe and often enough.
     log.error("tool_call_crashed", tool=tool.name, call_id=call_id, exc_info=exc)
     return ToolError(f"The tool failed unexpectedly ({type(exc).__name__}).", code="TOOL_CRASHED")
+
+
+async def _output_of(work: Awaitable[object]) -> ToolOutput:
+    """Await `work`; a tool or listener that forgot to return its output has failed."""
+    output = await work
+    if not isinstance(output, ToolOutput):
+        raise TypeError(f"a ToolOutput was expected, not {type(output).__name__}")
+    return output
 
 
 def _unless_overtaken(signal: AbortSignal, output: ToolOutput) -> ToolOutput:

@@ -21,7 +21,7 @@ import subprocess
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import anyio
@@ -112,13 +112,23 @@ class ProcessTree:
         pid: The first process, which leads a session and group of its own.
     """
 
-    def __init__(self, argv: Sequence[str], *, cwd: str, stdin: bytes = b"") -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str,
+        stdin: bytes = b"",
+        environ: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         """Start `argv` with stdout and stderr in one pipe.
 
         Args:
             argv: The program and its arguments.
             cwd: Absolute.
             stdin: What it reads, at most 64 KiB.
+            environ: Variables it gets besides ours.
+            pass_fds: Descriptors it inherits, under the same numbers.
 
         Raises:
             ToolError: It cannot be started.
@@ -130,7 +140,8 @@ class ProcessTree:
             self._process = subprocess.Popen(
                 argv,
                 cwd=cwd,
-                env={**os.environ, _ID_VARIABLE: ids},
+                env={**os.environ, **(environ or {}), _ID_VARIABLE: ids},
+                pass_fds=pass_fds,
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

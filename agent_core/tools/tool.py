@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
@@ -29,7 +30,9 @@ __all__ = [
     "Commands",
     "Effect",
     "Files",
+    "Isolation",
     "Progress",
+    "Report",
     "Tool",
     "ToolContext",
     "ToolOutput",
@@ -62,6 +65,8 @@ class ToolOutput(Struct, frozen=True):
     locations: tuple[Location, ...] | None = None
     context: tuple[Block, ...] = ()
 
+
+Isolation = Literal["none", "process"]
 
 Progress = Callable[[tuple[ToolContent, ...]], None]
 """Shows what a running tool has so far; each call replaces the content before."""
@@ -132,6 +137,19 @@ class Commands(Protocol):
         ...
 
 
+class Report(Protocol):
+    """What `Tool.work` has of its call, in the worker process."""
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the call should stop. Who looks ends in peace; who does not is ended."""
+        ...
+
+    def show(self, text: str) -> None:
+        """Show `text` as what there is so far; each replaces the one before."""
+        ...
+
+
 class CommandAborted(Exception):
     """The signal ended a command. `result` holds what it printed until then."""
 
@@ -166,6 +184,8 @@ class Tool:
         kind: For the icon people see.
         effect: For the permission policy.
         is_parallel: Whether calls may overlap with other such calls; only for pure reads.
+        isolation: ``none``: `run` runs on the event loop and cooperates with its signal.
+            ``process``: `work` runs in a worker process, which can be ended whatever it does.
     """
 
     name: ClassVar[str]
@@ -174,6 +194,7 @@ class Tool:
     kind: ClassVar[ToolKind] = "other"
     effect: ClassVar[Effect] = "execute"
     is_parallel: ClassVar[bool] = False
+    isolation: ClassVar[Isolation] = "none"
 
     def spec(self) -> ToolSpec:
         """Return the tool as models are told of it."""
@@ -220,9 +241,32 @@ class Tool:
         Raises:
             ToolError: It failed; the model is told.
         """
+        if self.isolation == "process":
+            from agent_core.tools.worker import run_in_worker
+
+            return await run_in_worker(self, args, context)
         raise NotImplementedError
 
+    def work(self, args: Any, report: Report) -> ToolOutput:
+        """Do it, in a worker process: blocking code, C code, anything that has no await.
 
+        The class must be importable by its module's name and need no argument to be made. `args`
+        arrives, and the output leaves, as JSON.
+
+        Raises:
+            ToolError: It failed; the model is told.
+        """
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Release what is kept between calls. Called once, when no call is running."""
+        if self.isolation == "process":
+            from agent_core.tools.worker import end_workers
+
+            await end_workers(self)
+
+
+@cache  # half a millisecond each, and every model call sends them all
 def _schema(args: type[Struct]) -> Mapping[str, Any]:
     """Return the JSON schema of `args` as one object without references to itself."""
     schema = msgspec.json.schema(args)
