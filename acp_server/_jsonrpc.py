@@ -1,8 +1,9 @@
 """The one place that knows jsonrpcserver: it looks a method up, calls it, and keeps its result.
 
 Only `dispatch_request` is used. The package's own entry points validate with jsonschema (a third
-of a second to import) and gather their calls, which loses answers under cancellation. So the
-package is entered by its modules: an empty stand-in for the package itself spares its `__init__`.
+of a second to import) and gather their calls, which loses answers under cancellation. So it is
+entered by its modules, as is oslash, of which it uses one: an empty stand-in for the package itself
+spares its `__init__`.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ __all__ = ["Method", "dispatch", "failure", "method", "success"]
 Method = Callable[[Any, Any], Awaitable[Any]]
 
 
-def _enter_by_modules() -> None:
-    if "jsonrpcserver" in sys.modules:
+def _enter_by_modules(name: str) -> None:
+    if name in sys.modules:
         return
-    spec = importlib.util.find_spec("jsonrpcserver")
+    spec = importlib.util.find_spec(name)
     if spec is None or spec.submodule_search_locations is None:
-        raise ImportError("jsonrpcserver is not installed")
-    package = ModuleType("jsonrpcserver")
+        raise ImportError(f"{name} is not installed")
+    package = ModuleType(name)
     package.__path__ = list(spec.submodule_search_locations)
     package.__spec__ = spec
-    sys.modules["jsonrpcserver"] = package
+    sys.modules[name] = package
 
 
-_enter_by_modules()
+_enter_by_modules("jsonrpcserver")
+_enter_by_modules("oslash")
 
 from jsonrpcserver.async_dispatcher import dispatch_request  # noqa: E402
 from jsonrpcserver.request import Request  # noqa: E402

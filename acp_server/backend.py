@@ -9,7 +9,6 @@ from pathlib import Path
 
 import anyio
 
-from acp_server.commands import answer_commands
 from acp_server.config import Config, ConfigError
 from agent_core.agent import Agent
 from agent_core.models.adapter import ModelAdapter
@@ -78,7 +77,6 @@ async def open_backend(config: Config) -> AsyncGenerator[Backend, None]:
             commands=LocalCommands(),
             mode=config.mode,
         ) as runtime:
-            runtime.hooks.on("agent/prompt-submit", answer_commands)
             yield Backend(config, runtime, store)
     finally:
         with anyio.CancelScope(shield=True):

@@ -131,13 +131,13 @@ class Connection:
 
     async def _new_session(self, params: wire.NewSessionParams, in_flight: InFlight) -> Any:
         from acp_server.session import ClientSession
-        from agent_core.errors import StoreError
+        from agent_core.errors import AgentError
 
         _check_place(params.cwd, params.mcp_servers)
         backend = await self._opened()
         try:
             agent = await backend.runtime.create(params.cwd)
-        except StoreError as exc:
+        except AgentError as exc:
             raise RpcError(INTERNAL_ERROR, str(exc)) from None
         session = self._sessions[agent.id] = ClientSession(agent.id, self.peer)
         session.attach(agent)
@@ -174,7 +174,8 @@ class Connection:
             if agent is None and session.agent is None:
                 self._sessions.pop(session.id, None)
                 session.fail(SessionNotFound(session.id))
-        if session.agent is None:
+        if session.agent is not agent:
+            session.detach()
             session.attach(agent)
         await session.replay()
         in_flight.after.append(lambda: self._offer_commands(session))
@@ -231,7 +232,7 @@ class Connection:
             raise RpcError(INVALID_PARAMS, "Invalid params", {"reason": str(exc)}) from None
         is_steering = params.meta is not None and params.meta.get(STEER_KEY) is True
         prompt = session.submit(content, is_steering=is_steering)
-        before, answered = session.in_turn()
+        before, answered = session.in_turn(prompt)
         in_flight.cancel = lambda: session.withdraw(prompt)
         in_flight.after.append(answered.set)
         return answer_to(prompt, before)
@@ -264,7 +265,7 @@ _INITIALIZE_RESULT: Final = {
     "protocolVersion": PROTOCOL_VERSION,
     "agentCapabilities": {
         "loadSession": True,
-        "promptCapabilities": {"embeddedContext": True},
+        "promptCapabilities": {"image": True, "embeddedContext": True},
         "sessionCapabilities": {"list": {}},
         "_meta": {STEER_KEY: True},
     },
@@ -294,7 +295,7 @@ def _modes(current: str) -> dict[str, Any]:
 
 
 def _check_place(cwd: str, servers: list[wire.McpServer] | None) -> None:
-    problem = None if os.path.isabs(cwd) else "cwd must be an absolute path"
+    problem = None if os.path.isabs(cwd) and "\0" not in cwd else "cwd must be an absolute path"
     for server in servers or ():
         problem = problem or server.problem()
     if problem is not None:

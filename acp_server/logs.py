@@ -13,6 +13,8 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any, BinaryIO, Final, TextIO, cast
 
+from agent_core.logs import before_first_record, get_logger
+
 __all__ = ["quiet_streams", "set_up_logs"]
 
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -72,20 +74,23 @@ def set_up_logs(level: str = "warning", path: str | None = None) -> None:
     Raises:
         OSError: The file cannot be opened.
     """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    # A log on a full disk is no reason to fail either.
+    stream = cast(BinaryIO, PatientStream(2 if path is None else os.open(path, flags, 0o600)))
+    threshold = getattr(logging, level.upper())
+    before_first_record(lambda: _configure(stream, threshold), threshold=threshold)
+    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[_Bridge()], force=True)
+
+
+def _configure(stream: BinaryIO, threshold: int) -> None:
     import msgspec
     import structlog
 
-    if path is None:
-        stream = cast(BinaryIO, PatientStream(2))
-    else:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        stream = os.fdopen(fd, "ab", buffering=0)
     encode = msgspec.json.Encoder(enc_hook=repr).encode
 
     def render(_logger: object, _method: str, record: MutableMapping[str, Any]) -> bytes:
         return encode(record)
 
-    threshold = getattr(logging, level.upper())
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -98,7 +103,6 @@ def set_up_logs(level: str = "warning", path: str | None = None) -> None:
         logger_factory=structlog.BytesLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[_Bridge()], force=True)
 
 
 class _Bridge(logging.Handler):
@@ -106,7 +110,8 @@ class _Bridge(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Pass one record on."""
-        import structlog
-
-        logger = structlog.get_logger(logger=record.name)
-        logger.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
+        try:
+            logger = get_logger(record.name)
+            logger.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
+        except Exception:
+            self.handleError(record)  # a library's bad record is not its caller's failure

@@ -7,8 +7,6 @@ it can be read; escaped lone surrogates become U+FFFD; NaN and Infinity are not 
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,14 +14,23 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from acp_server.errors import INVALID_REQUEST, PARSE_ERROR
 
-__all__ = ["BadMessage", "Message", "Notification", "Request", "RequestId", "Response", "parse"]
+__all__ = [
+    "BadMessage",
+    "Message",
+    "Notification",
+    "Request",
+    "RequestId",
+    "Response",
+    "error_of",
+    "parse",
+    "replace_surrogates",
+]
 
 RequestId = int | str | None
 """As JSON-RPC has it. Compare with `id_key`: in Python ``1 == True`` and ``1 == 1.0``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """A request. `params` is undecoded JSON, or `None` where there are none."""
 
     id: RequestId
@@ -31,16 +38,14 @@ class Request:
     params: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(Struct, frozen=True):
     """A notification."""
 
     method: str
     params: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     """An answer to a request of ours: `result` is undecoded JSON, or `error` is set."""
 
     id: RequestId
@@ -48,8 +53,7 @@ class Response:
     error: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class BadMessage:
+class BadMessage(Struct, frozen=True):
     """Something that is answered with an error. `id` is `None` where none could be read."""
 
     code: int
@@ -93,8 +97,6 @@ def parse(line: bytes) -> Message | None:
         return BadMessage(PARSE_ERROR, "the message is not UTF-8")
     try:
         return _classify(_decode_envelope(line))
-    except msgspec.ValidationError:
-        return BadMessage(INVALID_REQUEST, "a message is a JSON object")
     except (msgspec.DecodeError, RecursionError):
         return _parse_slowly(line)
 
@@ -131,8 +133,6 @@ def _classify(envelope: _Envelope) -> Message:
 
 
 def _request_id(raw: bytes) -> RequestId:
-    if any(mark in raw for mark in b".eE") and not raw.startswith(b'"'):
-        raise ValueError("a fraction")
     value = _decode_any(raw)
     if value is None or type(value) in (int, str):
         result: RequestId = value
@@ -147,10 +147,12 @@ def _bytes(raw: Raw | UnsetType) -> bytes | None:
 
 
 def _parse_slowly(line: bytes) -> Message:
-    """Decode again with the standard library, which accepts escaped lone surrogates."""
+    """Decode again with the standard library, which takes escaped lone surrogates and any value."""
+    import json  # rarely needed, and never by the handshake
+
     try:
         value = json.loads(line, parse_constant=_refuse_constant)
-        clean = msgspec.json.encode(_replace_surrogates(value))
+        clean = msgspec.json.encode(replace_surrogates(value))
         return _classify(_decode_envelope(clean))
     except msgspec.ValidationError:
         return BadMessage(INVALID_REQUEST, "a message is a JSON object")
@@ -162,11 +164,12 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _replace_surrogates(value: Any) -> Any:
+def replace_surrogates(value: Any) -> Any:
+    """Return a JSON value with U+FFFD for every lone surrogate, which UTF-8 cannot express."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
-        return {_replace_surrogates(key): _replace_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replace_surrogates(item) for item in value]
+        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_surrogates(item) for item in value]
     return value

@@ -11,14 +11,14 @@ Knows nothing of ACP and nothing of bytes on a file descriptor. The rules:
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Raw, Struct
 
 from acp_server import _jsonrpc
 from acp_server.errors import (
@@ -39,6 +39,7 @@ from acp_server.message import (
     Response,
     error_of,
     parse,
+    replace_surrogates,
 )
 from agent_core.cancellation import AbortSignal
 from agent_core.logs import get_logger
@@ -143,7 +144,6 @@ class Peer:
         self._notifications = notifications
         self._admit = admit
         self._table = dict.fromkeys(methods, _jsonrpc.method(_await_work))
-        self._encode = msgspec.json.Encoder().encode
         self._in_flight: dict[tuple[type, RequestId], InFlight] = {}
         self._pending: dict[int, _Pending] = {}
         self._last_id = 0
@@ -241,7 +241,7 @@ class Peer:
             in_flight.cancel()
 
     def _internal(self, method: str, exc: BaseException) -> RpcError:
-        reference = secrets.token_hex(4)
+        reference = os.urandom(4).hex()
         log.error("request_failed", method=method, reference=reference, exc_info=exc)
         return RpcError(INTERNAL_ERROR, "Internal error", {"reference": reference})
 
@@ -258,7 +258,7 @@ class Peer:
             if error.data is not None:
                 body["data"] = error.data
             message["error"] = body
-        self.send(self._encode(message))
+        self.send(_to_line(message))
 
     def send(self, message: bytes) -> None:
         """Send one encoded message behind all that was sent before. Never blocks."""
@@ -279,7 +279,7 @@ class Peer:
 
     def notify(self, method: str, params: object) -> None:
         """Send a notification."""
-        self.send(self._encode({"jsonrpc": "2.0", "method": method, "params": params}))
+        self.send(_to_line({"jsonrpc": "2.0", "method": method, "params": params}))
 
     async def call(self, method: str, params: object, *, signal: AbortSignal) -> bytes:
         """Send a request and wait for its response.
@@ -303,7 +303,7 @@ class Peer:
         request_id, pending = self._last_id, _Pending()
         self._pending[request_id] = pending
         body = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
-        self.send(self._encode(body))
+        self.send(_to_line(body))
         try:
             async with signal.scope():
                 await pending.done.wait()
@@ -354,6 +354,16 @@ async def _await_work(_context: object, payload: tuple[Peer, str, Awaitable[Any]
     except Exception as exc:
         hidden = peer._internal(method, exc)
         return _jsonrpc.failure(hidden.code, hidden.message, hidden.data)
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _to_line(message: dict[str, Any]) -> bytes:
+    try:
+        return _encode(message)
+    except UnicodeEncodeError:  # such as in a file name that is not UTF-8
+        return _encode(replace_surrogates(msgspec.to_builtins(message, builtin_types=(Raw,))))
 
 
 def _key(request_id: RequestId) -> tuple[type, RequestId]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from acp_server.connection import Connection
+from acp_server.logs import quiet_streams
 from acp_server.transports.stdio import FdOutbox, claim_stdio, read_lines
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def serve_stdio(configure: Callable[[], Config], *, grace_s: float) -> int:
         The exit code, 0.
     """
     reads, writes = claim_stdio()
+    quiet_streams()
     anyio.run(_serve, reads, writes, configure, grace_s)
     return 0
 

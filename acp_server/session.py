@@ -7,6 +7,7 @@ finds them here.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
@@ -15,6 +16,7 @@ import anyio
 import msgspec
 
 from acp_server import types as wire
+from acp_server.commands import answer_commands
 from acp_server.errors import (
     INTERNAL_ERROR,
     REQUEST_CANCELLED,
@@ -26,6 +28,7 @@ from acp_server.errors import (
 from acp_server.peer import Peer
 from acp_server.updates import asked_call, updates_for
 from agent_core.agent import Agent
+from agent_core.cancellation import AbortSignal
 from agent_core.content import Block, Image, Link, Resource, Text
 from agent_core.errors import AgentError, SessionNotFound
 from agent_core.events import (
@@ -38,6 +41,7 @@ from agent_core.events import (
     Rejected,
 )
 from agent_core.inbox import Prompt
+from agent_core.loop import Allow, Refuse
 from agent_core.models.adapter import ModelEvent, ModelRequest
 from agent_core.permissions import Approval
 from agent_core.tools.pipeline import ToolExecution
@@ -59,6 +63,7 @@ class ClientSession:
         self._replays = 0
         self._last_answered = anyio.Event()
         self._last_answered.set()
+        self._unanswered: deque[tuple[Prompt, anyio.Event]] = deque()
         self._detach: list[Callable[[], None]] = []
 
     # --- the agent comes and goes ------------------------------------------------------------
@@ -68,6 +73,8 @@ class ClientSession:
         self.agent = agent
         self._detach = [
             agent.session.observe(self._on_event),
+            agent.hooks.on("agent/prompt-submit", self._behind_the_answers),
+            agent.hooks.on("agent/prompt-submit", answer_commands),
             agent.hooks.on("approval/request", self._ask),
             agent.hooks.on("llm/stream", self._at_the_clients_pace),
         ]
@@ -103,13 +110,32 @@ class ClientSession:
         except AgentError as exc:
             prompt.settle(None, exc)
 
-    def in_turn(self) -> tuple[anyio.Event, anyio.Event]:
-        """Return the event of the answer before the next one, and the next one's own.
+    def in_turn(self, prompt: Prompt) -> tuple[anyio.Event, anyio.Event]:
+        """Return the event of the answer before the prompt's, and of the prompt's own.
 
         Prompts are answered in the order in which they came.
         """
         before, self._last_answered = self._last_answered, anyio.Event()
+        while self._unanswered and self._unanswered[0][1].is_set():
+            self._unanswered.popleft()
+        self._unanswered.append((prompt, self._last_answered))
         return before, self._last_answered
+
+    async def _behind_the_answers(
+        self,
+        _agent: Agent,
+        _content: tuple[Block, ...],
+        _source: str,
+        signal: AbortSignal,
+        next_: Callable[[], Awaitable[Allow | Refuse]],
+    ) -> Allow | Refuse:
+        """Hold a turn until those before it are answered: a client takes what comes for theirs."""
+        for prompt, answered in tuple(self._unanswered):
+            if not prompt.is_settled:
+                break
+            async with signal.scope():
+                await answered.wait()
+        return await next_()
 
     def withdraw(self, prompt: Prompt) -> None:
         """Cancel one prompt: take it out of its queue, or stop the turn it is in."""

@@ -211,9 +211,8 @@ class AbortSignal:
         self._reason = reason
         if self._event is not None:
             self._event.set()
-        listeners = list(self._listeners.values())
-        self._listeners.clear()
-        for listener in listeners:
+        while self._listeners:  # one by one: a listener may remove those behind it
+            listener = self._listeners.pop(next(iter(self._listeners)))
             try:
                 listener(reason)
             except (Exception, asyncio.CancelledError):

@@ -114,7 +114,9 @@ Outcome = Completed | MaxTokens | Refused | Aborted | Disposed | Rejected | Fail
 # --- what happened --------------------------------------------------------------------------
 
 
-class _Data(Struct, frozen=True, omit_defaults=True, tag_field="type"):
+# Frozen trees cannot be garbage that only a collector finds, and a long session has so many that
+# looking at them all would hold everything up.
+class _Data(Struct, frozen=True, omit_defaults=True, tag_field="type", gc=False):
     pass
 
 
@@ -308,7 +310,7 @@ EventData = (
 )
 
 
-class Event(Struct, frozen=True):
+class Event(Struct, frozen=True, gc=False):
     """One entry of the log: contiguous `seq` from 0, `time_ms` since the epoch, and the facts."""
 
     seq: int

@@ -1,17 +1,19 @@
 """Loggers that cost nothing until they are used.
 
 structlog takes longer to import than the whole handshake may take, so a module asks for its logger
-here and structlog arrives with the first record.
+here and structlog arrives with the first record that is to be written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["before_first_record", "get_logger"]
 
+_LEVELS: Final = {"debug": 10, "info": 20, "warning": 30}  # what others write is never dropped
 _preparations: list[Callable[[], None]] = []
+_threshold = 0
 
 
 class _LazyLogger:
@@ -21,6 +23,8 @@ class _LazyLogger:
         self._name = name
 
     def __getattr__(self, method: str) -> Any:
+        if _LEVELS.get(method, _threshold) < _threshold:
+            return _drop
         import structlog
 
         while _preparations:
@@ -28,12 +32,22 @@ class _LazyLogger:
         return getattr(structlog.get_logger().bind(logger=self._name), method)
 
 
-def before_first_record(set_up: Callable[[], None]) -> None:
+def before_first_record(set_up: Callable[[], None], *, threshold: int = 0) -> None:
     """Call `set_up` when the next record is about to be made, so that it can configure structlog.
 
     Without it, records made before the program has configured structlog look as structlog likes.
+
+    Args:
+        set_up: Takes the place of one that was not called yet.
+        threshold: Records below this level, a number of `logging`, are dropped without a look.
     """
-    _preparations.append(set_up)
+    global _threshold
+    _threshold = threshold
+    _preparations[:] = [set_up]
+
+
+def _drop(*_args: object, **_fields: object) -> None:
+    pass
 
 
 def get_logger(name: str) -> Any:

@@ -234,6 +234,8 @@ class AgentLoop:
         if holder.signal.aborted:  # L4: a listener cancelled, and may have sent a replacement
             self._clear(holder)
             holder = self._holder = TurnCancellation()
+        if not self._inbox.has_queued:
+            self._inbox.requeue_steering()  # the listener's; there is no other turn it could join
         if not self._inbox.has_queued or self.is_disposed:
             self._clear(holder)
         else:
@@ -449,7 +451,8 @@ class AgentLoop:
         async def call(request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
             return self._agent.model.stream(request)
 
-        session, signal, reply = self._agent.session, turn.signal, Reply()
+        signal, reply = turn.signal, Reply()
+        signal.raise_if_aborted()
         self.awaiting = f"the model {request.model}"
         stream = await self._agent.hooks.waterfall("llm/stream", request, final=call)
         try:
@@ -465,13 +468,16 @@ class AgentLoop:
             if reply.finish == "aborted":
                 raise ModelError("The provider aborted the answer.", code="ABORTED")
         except BaseException:
-            # What people saw the model must remember; half-streamed calls are dropped.
-            if said := reply.said():
-                session.append(
-                    AssistantMessage(turn.number, turn.step, said, reply.usage, interrupted=True)
-                )
+            self._keep_said(turn, reply)
             raise
         return reply
+
+    def _keep_said(self, turn: _Turn, reply: Reply) -> None:
+        """Log what was said before a break: people saw it. Calls that never ran are dropped."""
+        if said := reply.said():
+            self._agent.session.append(
+                AssistantMessage(turn.number, turn.step, said, reply.usage, interrupted=True)
+            )
 
     def _log_model_event(self, turn: _Turn, event: ModelEvent) -> None:
         append, number, step = self._agent.session.append, turn.number, turn.step
@@ -496,9 +502,13 @@ class AgentLoop:
 
         at = (self._agent, turn.number, turn.step)
         draft = AssistantTurn((*reply.said(), *calls))
-        message: AssistantTurn = await self._waterfall(  # S11
-            turn, "agent/step-result", *at, draft, final=same
-        )
+        try:
+            message: AssistantTurn = await self._waterfall(  # S11
+                turn, "agent/step-result", *at, draft, final=same
+            )
+        except BaseException:
+            self._keep_said(turn, reply)
+            raise
         if message.content or reply.usage is not None:
             self._agent.session.append(  # S12
                 AssistantMessage(turn.number, turn.step, message.content, reply.usage)
@@ -520,6 +530,7 @@ class AgentLoop:
         ).run()
 
     def _log_steering(self, turn: _Turn) -> bool:
+        turn.signal.raise_if_aborted()  # what was steered after a cancel is not this turn's
         steering = self._inbox.take_steering()
         turn.prompts += steering
         for prompt in steering:

@@ -58,7 +58,7 @@ def decode(raw: bytes) -> Message | None:
     """Return the JSON object in `raw`, or `None` if it holds anything else."""
     try:
         message = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
 

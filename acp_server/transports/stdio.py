@@ -34,12 +34,22 @@ def claim_stdio() -> tuple[int, int]:
     Returns:
         Private duplicates of file descriptors 0 and 1, closed on exec.
     """
+    _fill_gaps()
     reads, writes = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
     return reads, writes
+
+
+def _fill_gaps() -> None:
+    """Open what we were started without, or the next descriptor we open would pass for it."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free one
 
 
 async def read_lines(fd: int, receive: Callable[[bytes | None], None]) -> None:
@@ -67,11 +77,14 @@ async def _read_file(fd: int) -> bytes:
 
 
 async def _read(fd: int) -> bytes:
-    await anyio.wait_readable(fd)
-    try:
-        return os.read(fd, _READ_BYTES)
-    except ConnectionResetError:
-        return b""
+    while True:
+        await anyio.wait_readable(fd)
+        try:
+            return os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            continue  # somebody who shares the descriptor was faster
+        except OSError:  # the connection was reset, or the terminal is gone
+            return b""
 
 
 class FdOutbox:
@@ -106,7 +119,6 @@ class FdOutbox:
     async def flushed(self) -> None:
         """Wait until everything is written, or the peer is gone. Cancellation: safe."""
         while self._unread_bytes and not self._is_lost:
-            self._low = anyio.Event()
             await self._low.wait()
 
     async def run(self, on_lost: Callable[[], None]) -> None:
@@ -120,7 +132,7 @@ class FdOutbox:
                     await self._write_all(self._take())
                 self._wake = anyio.Event()
                 await self._wake.wait()
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:  # the pipe is broken, the terminal gone, the disk behind the file full
             self._is_lost = True
             self._queue.clear()
             self._low.set()
@@ -153,13 +165,23 @@ def _writer(fd: int) -> Callable[[memoryview], int]:
     """Return a write that raises `BlockingIOError` instead of blocking, where there is one."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
-        # The flag of one call; O_NONBLOCK would change the other end of a shared description.
-        peer = socket.socket(fileno=os.dup(fd))
-        return lambda view: peer.send(view, socket.MSG_DONTWAIT)
+        return lambda view: _send(fd, view)
     if stat.S_ISFIFO(mode):
         try:
             # A description of our own, so that nobody else's end becomes non-blocking.
-            os.dup2(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK), fd)
+            own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
             os.set_blocking(fd, False)
+        else:
+            os.dup2(own, fd, inheritable=False)
+            os.close(own)
     return lambda view: os.write(fd, view)
+
+
+def _send(fd: int, view: memoryview) -> int:
+    peer = socket.socket(fileno=fd)
+    try:
+        # The flag of one call; O_NONBLOCK would change the other end of a shared description.
+        return peer.send(view, socket.MSG_DONTWAIT)
+    finally:
+        peer.detach()  # the descriptor is not ours to close

@@ -51,7 +51,7 @@ CONNECT_LIMIT_S: Final = 10.0
 TRAILING_LIMIT_S: Final = 2.0
 MAX_DETAIL_CHARS: Final = 300
 # One read can bring hundreds of chunks, which the SDK then hands out without giving way.
-CHUNKS_PER_CHECKPOINT: Final = 32
+CHUNKS_PER_CHECKPOINT: Final = 8
 _DEFAULT_URL: Final = "https://api.openai.com/v1"
 _CONFIG_FILE: Final = "~/.config/acp-agent/config.toml"
 _END: Final = object()

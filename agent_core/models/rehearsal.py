@@ -37,7 +37,7 @@ from agent_core.models.rehearsal_verbs import steps_for
 
 __all__ = ["RehearsalModel"]
 
-_EVENTS_PER_CHECKPOINT: Final = 100  # thousands of chunks a second, and the loop is never starved
+_EVENTS_PER_CHECKPOINT: Final = 16  # a cancel takes a few turns of the event loop to arrive
 _CHARS_PER_TOKEN: Final = 4  # the usual rule of thumb for English
 
 

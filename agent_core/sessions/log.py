@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
+import anyio.lowlevel
 import msgspec
 
 from agent_core.events import (
@@ -38,6 +39,7 @@ __all__ = ["Session"]
 
 log = get_logger(__name__)
 
+_EVENTS_PER_CHECKPOINT: Final = 1000
 _OWED = (ToolResult, StepEnd, TurnEnd)  # what was begun is closed; nobody may veto that
 
 
@@ -61,9 +63,7 @@ class Session:
         self._validators: dict[object, Callable[[Event], None]] = {}
         self._observers: dict[object, Callable[[Event], None]] = {}
         self._is_appending = False
-        for event in events:
-            self._events.append(event)
-            self.state.apply(event)
+        self._restore(events)
 
     @classmethod
     async def create(cls, header: SessionHeader, store: SessionStore) -> Session:
@@ -85,12 +85,20 @@ class Session:
             StoreError: The repair could not be written.
         """
         header, events = await store.load(session_id)
-        session = cls(header, store, events)
+        session = cls(header, store)
+        for start in range(0, len(events), _EVENTS_PER_CHECKPOINT):
+            session._restore(events[start : start + _EVENTS_PER_CHECKPOINT])
+            await anyio.lowlevel.checkpoint()  # other sessions go on
         if closers := closers_for(events):
             for data in closers:
                 session.append(data)
             await session.flush()
         return session
+
+    def _restore(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._events.append(event)
+            self.state.apply(event)
 
     @property
     def events(self) -> Sequence[Event]:

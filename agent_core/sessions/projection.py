@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agent_core.content import PlanEntry, Text, text_of
 from agent_core.events import (
+    AssistantChunk,
     AssistantMessage,
     ContextMessage,
     Event,
@@ -52,6 +53,8 @@ class Projection:
         """Take one more event into account."""
         data = event.data
         match data:
+            case AssistantChunk():  # most of a log; the message that follows has it all
+                pass
             case UserMessage():
                 self.messages.append(UserTurn(data.content))
                 self._name_after(text_of(data.content))

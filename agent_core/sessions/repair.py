@@ -52,6 +52,8 @@ def closers_for(events: Sequence[Event]) -> list[EventData]:
     started: set[str] = set()
     for event in events[start:]:
         match event.data:
+            case AssistantChunk() as chunk:
+                chunks.append(chunk)
             case TurnStart(turn=turn):
                 pass
             case TurnEnd():
@@ -61,8 +63,6 @@ def closers_for(events: Sequence[Event]) -> list[EventData]:
             case StepEnd():
                 step = None
                 chunks.clear()
-            case AssistantChunk() as chunk:
-                chunks.append(chunk)
             case AssistantMessage(content=content):
                 chunks.clear()
                 promised = {part.id: part for part in content if isinstance(part, ToolCallPart)}

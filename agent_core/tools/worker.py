@@ -109,10 +109,9 @@ class _Worker:
         while isinstance(message := await self._receive(), Progress):
             context.progress((Text(message.text),))
         if message is None:
-            self._tree.drain(self._last_words.append)
-            log.warning(
-                "worker_died", said=b"".join(self._last_words)[-4000:].decode(errors="replace")
-            )
+            words: list[bytes] = []
+            self._tree.drain(words.append)  # what Python said, if it could not even start
+            log.warning("worker_died", said=b"".join(words)[-4000:].decode(errors="replace"))
             raise ToolError("The worker process of the tool died.", code="WORKER_DIED")
         self.is_idle = True
         if isinstance(message, Failure):
