@@ -14,6 +14,7 @@ from agent_core.agent import Agent
 from agent_core.models.adapter import ModelAdapter
 from agent_core.models.rehearsal import RehearsalModel
 from agent_core.models.retry import RetryingModel
+from agent_core.plugins import PluginError, load_plugins
 from agent_core.runtime import AgentRuntime
 from agent_core.sessions.log import Session
 from agent_core.sessions.sqlite import SqliteStore
@@ -77,6 +78,10 @@ async def open_backend(config: Config) -> AsyncGenerator[Backend, None]:
             commands=LocalCommands(),
             mode=config.mode,
         ) as runtime:
+            try:
+                load_plugins(runtime, config.plugins)
+            except PluginError as exc:
+                raise ConfigError(str(exc)) from None
             yield Backend(config, runtime, store)
     finally:
         with anyio.CancelScope(shield=True):

@@ -53,6 +53,13 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--config", metavar="FILE", help="not ~/.config/acp-agent/config.toml")
     where.add_argument("--state-dir", metavar="DIR", help="where sessions are kept")
     where.add_argument("--idle-limit-s", type=float, help="seconds a model may say nothing; 0: any")
+    where.add_argument(
+        "--plugin",
+        dest="plugins",
+        action="append",
+        metavar="MODULE:FUNCTION",
+        help="load a plugin; may be given again",
+    )
     where.add_argument("--rehearsal-script", metavar="FILE", help="drives the rehearsal model")
 
     serve = commands.add_parser(
@@ -99,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def configuration_flags(options: argparse.Namespace) -> dict[str, Any]:
     """Return the configuration's flags as `load_config` takes them."""
-    names = ("model", "mode", "config", "state_dir", "idle_limit_s", "rehearsal_script")
+    names = ("model", "mode", "config", "state_dir", "idle_limit_s", "rehearsal_script", "plugins")
     return {name: getattr(options, name) for name in names}
 
 
@@ -160,7 +167,10 @@ def _run_chat(options: argparse.Namespace) -> int:
 
 def _serve_arguments(options: argparse.Namespace) -> list[str]:
     words = ["serve"]
-    for name, value in configuration_flags(options).items():
+    flags = configuration_flags(options)
+    for plugin in flags.pop("plugins") or ():
+        words += ("--plugin", plugin)
+    for name, value in flags.items():
         if value is not None:
             words += (f"--{name.replace('_', '-')}", str(value))
     return words

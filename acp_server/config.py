@@ -39,6 +39,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         idle_limit_s: Seconds a model may say nothing; 0 for no limit.
         state_dir: Where sessions are kept; by default the XDG state folder.
         rehearsal_script: A script for the rehearsal model.
+        plugins: Plugins to load, ``module:function`` each; see `agent_core.plugins`.
         openai: The OpenAI-compatible endpoint.
     """
 
@@ -47,6 +48,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     idle_limit_s: float = 300.0
     state_dir: str | None = None
     rehearsal_script: str | None = None
+    plugins: tuple[str, ...] = ()
     openai: OpenAIConfig = OpenAIConfig()
 
     @property
@@ -72,6 +74,8 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
     for field in ("model", "mode", "state_dir", "rehearsal_script", "idle_limit_s"):
         if value := environ.get(f"ACP_AGENT_{field.upper()}"):
             values[field] = value
+    if plugins := environ.get("ACP_AGENT_PLUGINS"):
+        values["plugins"] = plugins.split()
     values.update(given)
     openai = values.setdefault("openai", {})
     if isinstance(openai, dict):

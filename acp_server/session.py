@@ -140,10 +140,10 @@ class ClientSession:
     def withdraw(self, prompt: Prompt) -> None:
         """Cancel one prompt: take it out of its queue, or stop the turn it is in."""
         self._waiting = [entry for entry in self._waiting if entry[0] is not prompt]
-        if self.agent is None or self.agent.withdraw(prompt):
+        if self.agent is None:
             prompt.settle(None)
-        elif not prompt.is_settled:
-            self.agent.cancel()
+        else:
+            self.agent.withdraw(prompt)
 
     def cancel(self) -> None:
         """Do what ``session/cancel`` asks: stop the turn, forget what is queued."""

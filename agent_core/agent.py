@@ -37,7 +37,7 @@ class Agent:
 
     Attributes:
         session: The log, the one truth about what happened.
-        hooks: Listeners of this agent only; those of the runtime come before them.
+        hooks: Listeners of this agent only; those of the runtime come after them.
         model, tools, roots, files, commands, system_prompt: What its turns work with.
     """
 
@@ -134,9 +134,15 @@ class Agent:
         return prompt
 
     def withdraw(self, prompt: Prompt) -> bool:
-        """Take one prompt out again; return whether it was still waiting for its turn."""
+        """Take one prompt back, and no other: out of its queue, or by aborting its turn.
+
+        Returns:
+            Whether it was still waiting; then it is settled. Otherwise its turn will settle it.
+        """
         self._check_thread()
-        return self._loop.withdraw(prompt)
+        was_waiting = self._loop.withdraw(prompt)
+        self._runtime.watch_unwinding(self)
+        return was_waiting
 
     def cancel(self, cause: object = None) -> None:
         """Ask the running turn to stop, and forget all that is queued or steered by now.

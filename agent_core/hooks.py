@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from agent_core.logs import get_logger
 
-__all__ = ["HOOKS", "HookSpec", "Hooks", "Kind"]
+__all__ = ["HOOKS", "HookSpec", "Hooks", "Kind", "hook_table"]
 
 log = get_logger(__name__)
 
@@ -39,111 +39,151 @@ class Kind(enum.StrEnum):
 
 
 class HookSpec(Struct, frozen=True):
-    """One seam: its positional arguments (without ``next``), and when it is reached."""
+    """One seam: its positional arguments (without ``next``), when it is reached, and what it gives.
+
+    `on_cancel` says what a cancel means for a listener that is running there.
+    """
 
     name: str
     kind: Kind
     arguments: tuple[str, ...]
     when: str
+    on_cancel: str = "Nothing: it is synchronous, and over at once."
 
 
 _E, _S, _W = Kind.EMIT, Kind.SERIAL, Kind.WATERFALL
+_NO_STEP = "The signal fires; the turn waits for the listener, and no step follows."
+_NO_MODEL = "The signal fires; the turn waits for the listener, and no model is called."
+_NO_TOOL = "The signal fires; the turn waits for the listener, and no tool runs."
 
 HOOKS: Final[dict[str, HookSpec]] = {
     spec.name: spec
     for spec in (
         HookSpec("agent/created", _E, ("agent",), "The agent can take work."),
-        HookSpec("agent/disposed", _E, ("agent",), "The agent is quiet for ever."),
-        HookSpec(
-            "agent/session-start", _E, ("agent", "source"), "After created: startup or resume."
-        ),
-        HookSpec("agent/status", _E, ("agent", "status"), "It became running, idle or disposed."),
+        HookSpec("agent/session-start", _E, ("agent", "source"), "Then: `startup` or `resume`."),
         HookSpec("agent/queued", _E, ("agent", "content", "delivery"), "Work entered the inbox."),
+        HookSpec("agent/status", _E, ("agent", "status"), "`running`, `idle` or `disposed`."),
         HookSpec("agent/error", _E, ("agent", "turn", "step", "error"), "A turn failed."),
+        HookSpec("agent/disposed", _E, ("agent",), "The agent is quiet for ever."),
         HookSpec(
             "agent/prompt-submit",
             _W,
             ("agent", "content", "source", "signal"),
-            "A turn took a prompt; returns Allow or Block.",
+            "A turn took a prompt. Returns `Allow` or `Refuse`.",
+            "The signal fires; the turn waits for the listener, and the prompt is not logged.",
         ),
         HookSpec(
             "system-prompt/assemble",
             _W,
             ("assembly", "context"),
-            "The system prompt is put together; the context carries the signal.",
+            "The system prompt and the tools are put together. `context.signal` is the turn's; it "
+            "is `None` outside of a turn. Returns an `Assembly`.",
+            _NO_STEP,
         ),
         HookSpec(
             "agent/session-prefix",
             _W,
             ("agent", "prefix", "signal"),
-            "Once per agent: messages that go before the history.",
+            "Once per agent: messages that go before the history. Returns a tuple of messages.",
+            "As before, and what was composed is not kept.",
         ),
         HookSpec(
             "agent/pre-step",
             _S,
             ("agent", "turn", "step", "system", "prefix", "signal"),
             "Before the history is read for a model request.",
+            _NO_STEP,
         ),
         HookSpec(
             "agent/request",
             _W,
             ("agent", "turn", "step", "config", "signal"),
-            "The model and its sampling are chosen; returns a RequestConfig.",
+            "The model and its sampling are chosen. Returns a `RequestConfig`.",
+            _NO_MODEL,
         ),
         HookSpec(
-            "llm/stream", _W, ("request",), "The model is called; the request carries the signal."
+            "llm/stream",
+            _W,
+            ("request",),
+            "The model is called. `request.signal` is the turn's. Returns an asynchronous "
+            "generator of model events.",
+            "The signal fires; the generator is closed and waited for, what it said is kept.",
         ),
         HookSpec(
             "agent/step-result",
             _W,
             ("agent", "turn", "step", "message", "signal"),
-            "The model's message is complete; returns an AssistantTurn.",
+            "The model's message is complete. Returns an `AssistantTurn`.",
+            _NO_TOOL,
         ),
         HookSpec(
             "tools/pre-execute",
             _W,
             ("execution",),
-            "Policy: may the call run? Returns a Decision; the execution carries the signal.",
+            "May the call run? `execution.signal` is the turn's. Returns a `Decision`.",
+            _NO_TOOL,
         ),
         HookSpec(
             "approval/request",
             _W,
             ("execution",),
-            "A person is asked; returns an Approval; the execution carries the signal.",
+            "A person is asked. Returns an `Approval`.",
+            "The signal fires; give the question up, a late answer counts for nothing.",
         ),
         HookSpec(
             "tools/execute",
             _W,
             ("execution",),
-            "Around the tool's body; the one place that may hand on another signal.",
+            "Around the tool's body: the one place that may hand on another signal, in another "
+            "`execution`. Returns a `ToolOutput`.",
+            "The signal fires; the body is waited for, its result is `ABORTED`.",
         ),
         HookSpec(
             "tools/post-execute",
             _W,
             ("execution", "output"),
-            "The body returned; returns a ToolOutput.",
+            "The body returned. Returns a `ToolOutput`, which may add context for the model.",
+            "The signal fires; the turn waits for the listener, a success becomes `ABORTED`.",
         ),
         HookSpec("tools/result", _E, ("execution", "result"), "The call has its one result."),
         HookSpec(
             "agent/turn-continuation",
             _W,
             ("agent", "turn", "default", "signal"),
-            "After a step: shall another follow? Returns a bool.",
+            "After a step: shall another follow? Returns a `bool`.",
+            _NO_STEP,
         ),
         HookSpec(
             "agent/turn-stop",
             _S,
             ("agent", "turn", "signal"),
-            "Last word on stopping: anything but None ends the turn and drops its steering.",
+            "The last word: anything but `None` ends the turn and drops its steering.",
+            _NO_STEP,
         ),
     )
 }
+
+
+def hook_table() -> str:
+    """Return the hooks as the Markdown table of docs/hooks.md."""
+    rows = [
+        "| hook | kind | arguments | when | what a cancel means there |",
+        "|---|---|---|---|---|",
+    ]
+    for spec in HOOKS.values():
+        arguments = (*spec.arguments, "next") if spec.kind is Kind.WATERFALL else spec.arguments
+        rows.append(
+            f"| `{spec.name}` | {spec.kind} | `{', '.join(arguments)}` | {spec.when} "
+            f"| {spec.on_cancel} |"
+        )
+    return "\n".join(rows) + "\n"
+
 
 Listener = Callable[..., Any]
 
 
 class Hooks:
-    """Listeners by hook name. An agent's own hooks come after those of its parent registry.
+    """Listeners by hook name. An agent's own come before those of its parent registry.
 
     Not thread-safe. Registering in a dispatch takes effect with the next one.
     """
@@ -218,4 +258,4 @@ class Hooks:
     def _of(self, name: str, kind: Kind) -> tuple[Listener, ...]:
         assert HOOKS[name].kind is kind, name
         own = tuple(self._listeners.get(name, {}).values())
-        return own if self._parent is None else self._parent._of(name, kind) + own
+        return own if self._parent is None else own + self._parent._of(name, kind)

@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from agent_core.cancellation import (
     DISPOSED,
+    USER,
     AbortController,
     AbortSignal,
     CancelCause,
@@ -142,6 +143,7 @@ class AgentLoop:
         self._agent = agent
         self._inbox = Inbox()
         self._holder: TurnCancellation | None = None
+        self._turn: _Turn | None = None
         self._pre_run_cancelled = False  # the pre-run marker; holds no cause
         self._wake = anyio.Event()
         self._idle_edge = anyio.Event()
@@ -162,6 +164,8 @@ class AgentLoop:
     def withdraw(self, prompt: Prompt) -> bool:
         """See `Agent.withdraw`."""
         if not self._inbox.remove(prompt):
+            if self._holder is not None and self._turn is not None and prompt in self._turn.prompts:
+                self._holder.request(USER)
             return False
         prompt.settle(None)
         if self._holder is None and not self._inbox.has_queued:
@@ -239,7 +243,7 @@ class AgentLoop:
         if not self._inbox.has_queued or self.is_disposed:
             self._clear(holder)
         else:
-            turn = _Turn(
+            turn = self._turn = _Turn(
                 self._inbox.claim(),  # T0
                 self._agent.session.state.last_turn + 1,  # L5
                 holder.signal,
@@ -247,6 +251,7 @@ class AgentLoop:
             try:
                 await self._run_turn(turn)  # L6
             finally:
+                self._turn = None
                 self._clear(holder)  # L7
                 self._settle_steering(turn)  # L8
                 for prompt in turn.prompts:

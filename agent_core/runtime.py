@@ -89,6 +89,10 @@ class AgentRuntime:
             return None
         try:
             return await self._tasks.__aexit__(exc_type, exc, traceback)
+        except BaseExceptionGroup as group:
+            if list(group.exceptions) != [exc]:
+                raise
+            return False  # what the block raised leaves as it is, not as a group of one
         finally:
             with anyio.CancelScope(shield=True):
                 for tool in self._tools.values():
@@ -132,7 +136,7 @@ class AgentRuntime:
             self,
             session,
             model=self._model,
-            tools=self._tools,
+            tools=dict(self._tools),
             roots=roots,
             files=self._files,
             commands=self._commands,
@@ -145,6 +149,10 @@ class AgentRuntime:
         agent.hooks.emit("agent/created", agent)
         agent.hooks.emit("agent/session-start", agent, source)
         return agent
+
+    def add_tool(self, tool: Tool) -> None:
+        """Offer `tool` to every agent made from now on; it replaces one of the same name."""
+        self._tools[tool.name] = tool
 
     def watch_unwinding(self, agent: Agent) -> None:
         """Have an aborted turn say what it waits for, should it take long. Idempotent."""

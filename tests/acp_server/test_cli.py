@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import anyio
+import pytest
+
+from acp_server import __version__
+from acp_server.cli import main
+from acp_server.config import load_config
+from agent_core.content import Text, TextPart
+from agent_core.events import (
+    AssistantMessage,
+    Completed,
+    Failed,
+    ToolCall,
+    ToolResult,
+    TurnEnd,
+    TurnStart,
+    UserMessage,
+)
+from agent_core.sessions.log import Session
+from agent_core.sessions.sqlite import SqliteStore
+from agent_core.sessions.store import SessionHeader
+
+COMMAND = [sys.executable, "-m", "acp_server"]
+
+
+def store_session(session_id: str, said: str, *, cwd: str = "/work", time_ms: int = 1) -> None:
+    """Keep a session of two turns."""
+
+    async def keep() -> None:
+        store = SqliteStore(load_config({}).sessions_path)
+        session = await Session.create(SessionHeader(session_id, cwd, time_ms, time_ms), store)
+        for data in (
+            TurnStart(1, "user"),
+            UserMessage("u", (Text(said),), "user"),
+            ToolCall(1, 1, "c", "read", "{}", "Read a.txt"),
+            ToolResult(1, 1, "c", "no", is_error=True, code="NOT_FOUND"),
+            AssistantMessage(1, 1, (TextPart("\x1b[31mred\x1b[0m"),), interrupted=True),
+            TurnEnd(1, Completed()),
+            TurnStart(2, "user"),
+            TurnEnd(2, Failed(1, "AUTH", "No key.")),
+        ):
+            session.append(data)
+        await session.flush()
+        await store.aclose()
+
+    anyio.run(keep)
+
+
+# --- the command line -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "acp-agent serve"),
+        (["--help"], "acp-agent chat"),
+        (["serve", "--help"], "--log-file"),
+        (["chat", "--help"], "--yes"),
+        (["check", "--help"], "--json"),
+        (["sessions"], "export"),
+        (["sessions", "list", "--help"], "--cwd"),
+        (["sessions", "delete", "-h"], "id"),
+    ],
+)
+def test_help_is_there_wherever_it_is_asked_for(arguments, said, capsys):
+    try:
+        code = main(arguments)
+    except SystemExit as exc:
+        code = exc.code
+
+    assert code == 0
+    assert said in capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"acp-agent {__version__}\n"
+
+
+@pytest.mark.requirement("B168")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["--nope"],
+        ["serve", "--nope"],
+        ["serve", "extra"],
+        ["serve", "--log-level", "loud"],
+        ["serve", "--shutdown-grace", "soon"],
+        ["serve", "--idle-limit-s", "long"],
+        ["check", "--nope"],
+        ["sessions", "nope"],
+        ["sessions", "show"],
+        ["sessions", "list", "-n", "many"],
+    ],
+)
+def test_a_wrong_command_line_exits_with_2_and_says_why(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert "usage: acp-agent" in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.requirement("B108")
+@pytest.mark.parametrize("arguments", [["--help"], ["check"], ["sessions", "list"]])
+def test_every_text_can_be_printed_in_a_poor_encoding(arguments):
+    store_session("sess_a", "żółw 😀")
+    environment = {**os.environ, "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    done = subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, timeout=30)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+# --- serve ----------------------------------------------------------------------------------
+
+
+def test_serve_on_a_terminal_says_what_it_is_and_leaves_at_its_end():
+    person, terminal = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "serve"], stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        os.close(terminal)
+        hint = process.stderr.readline() + process.stderr.readline()
+        os.write(person, b"hello\n\x04")
+        out, _err = process.communicate(timeout=20)
+    os.close(person)
+
+    assert b"acp-agent chat" in hint
+    assert process.returncode == 0
+    assert [json.loads(line)["error"]["code"] for line in out.splitlines()] == [-32700]
+
+
+def test_a_terminal_that_is_hung_up_ends_serve():
+    person, terminal = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "serve"], stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        os.close(terminal)
+        process.stderr.readline()
+        os.close(person)
+        process.communicate(timeout=20)
+
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("missing", ["0<&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"])
+def test_serve_without_some_of_its_descriptors_ends_at_once(missing):
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m acp_server serve {missing}', sys.executable],
+        capture_output=True,
+        timeout=20,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+# --- check ----------------------------------------------------------------------------------
+
+
+def test_check_says_what_is_configured_and_where(capsys):
+    assert main(["check"]) == 0
+
+    said = capsys.readouterr().out
+    assert f"acp-agent {__version__}" in said
+    assert "rehearsal: built in and offline" in said
+    assert str(load_config({}).sessions_path) in said
+    assert "mode: ask" in said
+
+
+def test_check_as_json_is_one_object(capsys):
+    assert main(["check", "--json"]) == 0
+
+    body = json.loads(capsys.readouterr().out)
+    assert body["ok"] is True
+    assert {each["name"]: each["state"] for each in body["findings"]} == {
+        "version": "ok",
+        "mode": "ok",
+        "model": "warning",
+        "sessions": "ok",
+        "shell": "ok",
+    }
+
+
+@pytest.mark.requirement("B160")
+@pytest.mark.parametrize(
+    ("arguments", "name", "said"),
+    [
+        (["--model", "openai:gpt-5"], "model", "OPENAI_API_KEY"),
+        (["--model", "nope"], "configuration", "nope"),
+        (["--mode", "yolo"], "configuration", "yolo"),
+        (["--config", "/nonexistent.toml"], "configuration", "/nonexistent.toml"),
+        (["--state-dir", "/dev/null/x"], "sessions", "/dev/null/x"),
+        (["--rehearsal-script", "/nonexistent"], "model", "script"),
+    ],
+)
+def test_check_fails_with_1_and_says_what_does_not_work(arguments, name, said, capsys):
+    assert main(["check", *arguments]) == 1
+    assert "FAILED" in capsys.readouterr().out
+    assert main(["check", "--json", *arguments]) == 1
+
+    body = json.loads(capsys.readouterr().out)
+    (failed,) = [each for each in body["findings"] if each["state"] == "failed"]
+    assert body["ok"] is False
+    assert failed["name"] == name
+    assert said in failed["text"]
+
+
+@pytest.mark.requirement("B163")
+def test_check_never_shows_the_key(capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-marker")
+
+    assert main(["check", "--model", "openai:gpt-5"]) == 0
+
+    captured = capsys.readouterr()
+    assert "with a key" in captured.out
+    assert "secret-marker" not in captured.out + captured.err
+
+
+# --- sessions -------------------------------------------------------------------------------
+
+
+def test_without_sessions_list_says_so(capsys):
+    assert main(["sessions", "list"]) == 0
+
+    assert capsys.readouterr().out == "No sessions yet.\n"
+
+
+def test_sessions_are_listed_the_latest_first_and_by_directory(capsys):
+    store_session("sess_a", "first prompt", cwd="/one")
+    store_session("sess_b", "second prompt", cwd="/two")
+
+    main(["sessions", "list"])
+    every = capsys.readouterr().out.splitlines()
+    main(["sessions", "list", "--cwd", "/one"])
+    one = capsys.readouterr().out.splitlines()
+    main(["sessions", "list", "-n", "1"])
+    latest = capsys.readouterr().out.splitlines()
+
+    assert sorted(line.split()[0] for line in every) == ["sess_a", "sess_b"]
+    assert "/two" in every[0] + every[1]
+    assert [line.split()[0] for line in one] == ["sess_a"]
+    assert one[0].endswith("/one  first prompt")
+    assert latest == every[:1]
+
+
+def test_show_prints_a_session_as_a_person_reads_it(capsys):
+    store_session("sess_a", "look\nhere")
+
+    assert main(["sessions", "show", "sess_a"]) == 0
+
+    assert capsys.readouterr().out == (
+        "sess_a  /work\n"
+        "\n> look\nhere\n"
+        "* Read a.txt\n"
+        "  failed: NOT_FOUND\n"
+        "[31mred[0m [interrupted]\n"
+        "[completed]\n"
+        "[error: No key.]\n"
+    )
+
+
+def test_export_prints_the_log_as_json_lines(capsys):
+    store_session("sess_a", "hello")
+
+    assert main(["sessions", "export", "sess_a"]) == 0
+
+    header, *events = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (header["id"], header["cwd"], header["title"]) == ("sess_a", "/work", "hello")
+    assert [event["seq"] for event in events] == list(range(8))
+    assert events[-1]["data"]["outcome"] == {"kind": "error", "step": 1} | {
+        "code": "AUTH",
+        "message": "No key.",
+    }
+
+
+def test_delete_forgets_one_session_for_good(capsys):
+    store_session("sess_a", "one")
+    store_session("sess_b", "two")
+
+    assert main(["sessions", "delete", "sess_a"]) == 0
+    assert main(["sessions", "show", "sess_a"]) == 1
+    capsys.readouterr()
+    main(["sessions", "list"])
+
+    assert "sess_a" not in capsys.readouterr().out
+
+
+def test_the_beginning_of_an_id_is_enough_if_it_fits_one_session(capsys):
+    store_session("sess_abc", "one")
+    store_session("sess_abd", "two")
+
+    assert main(["sessions", "show", "sess_abd"]) == 0
+    capsys.readouterr()
+    assert main(["sessions", "delete", "sess_ab"]) == 1
+    assert "2 sessions begin with sess_ab" in capsys.readouterr().err
+    assert main(["sessions", "export", "sess_abc"]) == 0
+    assert main(["sessions", "show", "nope"]) == 1
+    assert "acp-agent: no session nope" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [["list"], ["show", "x"], ["export", "x"], ["delete", "x"]])
+def test_a_wrong_configuration_is_2_and_a_store_that_fails_is_1(verb, capsys):
+    assert main(["sessions", *verb, "--config", "/nonexistent.toml"]) == 2
+    assert "acp-agent: There is no configuration file" in capsys.readouterr().err
+    assert main(["sessions", *verb, "--state-dir", "/dev/null/x"]) == 1
+    assert "acp-agent: the session database cannot be opened" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    for n in range(3):
+        store_session(f"sess_{n}", "x" * 100)
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [*COMMAND, "sessions", "export", "sess_1"], stdout=writes, stderr=subprocess.PIPE
+    )
+    os.close(writes)
+
+    assert done.stderr == b""

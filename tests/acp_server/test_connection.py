@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from serving import ask, text
+
+from acp_server.backend import Backend, open_backend
+from acp_server.config import Config
+from acp_server.connection import STEER_KEY, Connection
+from acp_server.session import REPLAY_BATCH
+
+CWD = "/"
+
+
+class Lines:
+    """An outbox that keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.is_congested = False
+        self.low = anyio.Event()
+        self._changed = anyio.Event()
+
+    def send(self, message: bytes) -> None:
+        self.sent.append(json.loads(message))
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def drained(self) -> None:
+        if self.is_congested:
+            await self.low.wait()
+
+    def responses(self, request_id: object) -> list[dict[str, Any]]:
+        return [m for m in self.sent if "method" not in m and m["id"] == request_id]
+
+    def updates(self) -> list[dict[str, Any]]:
+        return [m["params"]["update"] for m in self.sent if m.get("method") == "session/update"]
+
+    async def until(self, condition: Any) -> None:
+        with anyio.fail_after(10):
+            while not condition():
+                await self._changed.wait()
+
+
+class Talk:
+    """A connection and what a client says on it."""
+
+    def __init__(self, connection: Connection, lines: Lines) -> None:
+        self.connection = connection
+        self.lines = lines
+        self._last_id = 0
+
+    def say(self, method: str, **params: object) -> int:
+        """Send a request without waiting; return its id."""
+        self._last_id += 1
+        self.connection.receive(json.dumps(ask(self._last_id, method, params)).encode())
+        return self._last_id
+
+    def note(self, method: str, **params: object) -> None:
+        message = {"jsonrpc": "2.0", "method": method, "params": params}
+        self.connection.receive(json.dumps(message).encode())
+
+    async def response(self, request_id: int) -> dict[str, Any]:
+        await self.lines.until(lambda: self.lines.responses(request_id))
+        (response,) = self.lines.responses(request_id)
+        return response
+
+    async def result(self, request_id: int) -> dict[str, Any]:
+        response = await self.response(request_id)
+        assert "error" not in response, response
+        result: dict[str, Any] = response["result"]
+        return result
+
+    async def new_session(self) -> str:
+        result = await self.result(self.say("session/new", cwd=CWD, mcpServers=[]))
+        session_id: str = result["sessionId"]
+        return session_id
+
+    def prompt(self, session_id: str, said: str, **more: object) -> int:
+        return self.say("session/prompt", sessionId=session_id, prompt=text(said), **more)
+
+    def load(self, session_id: str) -> int:
+        return self.say("session/load", sessionId=session_id, cwd=CWD, mcpServers=[])
+
+    def cancel(self, session_id: str) -> None:
+        self.note("session/cancel", sessionId=session_id)
+
+
+@asynccontextmanager
+async def talk(tmp_path: Any, *, is_open: bool = True) -> AsyncIterator[tuple[Talk, Backend]]:
+    """Yield a connection that was initialized, and the backend it has or will be given."""
+    lines = Lines()
+    async with anyio.create_task_group() as tasks:
+        connection = Connection(lines, tasks)
+        at = Talk(connection, lines)
+        async with open_backend(Config(state_dir=str(tmp_path))) as backend:
+            await at.result(at.say("initialize", protocolVersion=1))
+            if is_open:
+                connection.open(backend)
+            yield at, backend
+        connection.peer.close()
+        tasks.cancel_scope.cancel()
+
+
+def said_by_agent(updates: list[dict[str, Any]]) -> str:
+    return "".join(
+        u["content"]["text"] for u in updates if u["sessionUpdate"] == "agent_message_chunk"
+    )
+
+
+# --- before there are agents ----------------------------------------------------------------
+
+
+@pytest.mark.requirement("B098", "B144")
+async def test_what_is_asked_before_the_agents_side_is_open_waits_for_it(tmp_path):
+    async with talk(tmp_path, is_open=False) as (at, backend):
+        new = at.say("session/new", cwd=CWD, mcpServers=[])
+        listing = at.say("session/list")
+        await anyio.wait_all_tasks_blocked()
+        assert at.lines.responses(new) == at.lines.responses(listing) == []
+
+        at.connection.open(backend)
+
+        assert (await at.result(new))["sessionId"]
+        assert await at.result(listing) == {"sessions": []}
+
+
+async def test_when_there_will_be_no_agents_every_request_is_told_why(tmp_path):
+    async with talk(tmp_path, is_open=False) as (at, _backend):
+        waiting = at.say("session/new", cwd=CWD, mcpServers=[])
+        at.connection.refuse("The model needs a key.")
+        later = at.load("sess_x")
+        prompt = at.prompt("sess_x", "say x")
+
+        for request in (waiting, later):
+            error = (await at.response(request))["error"]
+            assert (error["code"], error["message"]) == (-32603, "The model needs a key.")
+        assert (await at.response(prompt))["error"]["code"] == -32002
+
+
+async def test_what_waits_for_initialize_is_called_once_it_was_answered(tmp_path):
+    lines, order = Lines(), []
+    async with anyio.create_task_group() as tasks:
+        connection = Connection(lines, tasks)
+        connection.on_initialized(lambda: order.append(len(lines.sent)))
+        at = Talk(connection, lines)
+        assert not connection.is_initialized
+
+        await at.result(at.say("initialize", protocolVersion=1))
+
+        assert connection.is_initialized
+        assert order == [1]
+
+
+# --- order ----------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("B121", "B120", "ACP-050", "ACP-142")
+async def test_commands_are_offered_behind_the_answer_to_new_and_to_load(tmp_path):
+    async with talk(tmp_path) as (at, _backend):
+        session = await at.new_session()
+        new_answer = at.lines.sent[1]
+        loaded = await at.result(at.load(session))
+        await at.lines.until(lambda: len(at.lines.sent) == 5)
+
+        kinds = [m.get("method", "answer") for m in at.lines.sent]
+        assert kinds == ["answer", "answer", "session/update", "answer", "session/update"]
+        assert [u["sessionUpdate"] for u in at.lines.updates()] == ["available_commands_update"] * 2
+        assert loaded["modes"] == new_answer["result"]["modes"]
+        modes = loaded["modes"]
+        assert modes["currentModeId"] in [mode["id"] for mode in modes["availableModes"]]
+
+
+@pytest.mark.race
+@pytest.mark.requirement("B006", "ACP-094", "ACP-098")
+async def test_a_cancel_read_together_with_its_prompt_finds_it(tmp_path):
+    async with talk(tmp_path) as (at, _backend):
+        session = await at.new_session()
+
+        prompt = at.prompt(session, "count 100000")
+        at.cancel(session)
+        after = at.prompt(session, "say after")
+
+        assert await at.result(prompt) == {"stopReason": "cancelled"}
+        assert await at.result(after) == {"stopReason": "end_turn"}
+        assert said_by_agent(at.lines.updates()) == "after"
+
+
+@pytest.mark.requirement("B068", "ACP-081", "ACP-084")
+async def test_prompts_are_answered_in_the_order_in_which_they_came(tmp_path):
+    async with talk(tmp_path) as (at, _backend):
+        session = await at.new_session()
+        prompts = [at.prompt(session, f"say {n}") for n in range(5)]
+
+        for prompt in prompts:
+            await at.result(prompt)
+
+        answers = [m["id"] for m in at.lines.sent if "method" not in m][2:]
+        assert answers == prompts
+        assert said_by_agent(at.lines.updates()) == "01234"
+
+
+@pytest.mark.requirement("ACP-100", "B070")
+async def test_a_cancel_answers_the_queue_too_behind_the_turn_that_ran(tmp_path):
+    async with talk(tmp_path) as (at, _backend):
+        session = await at.new_session()
+        running = at.prompt(session, "stall")
+        queued = [at.prompt(session, f"say {n}") for n in range(2)]
+        await anyio.wait_all_tasks_blocked()
+
+        at.cancel(session)
+
+        for prompt in (running, *queued):
+            assert await at.result(prompt) == {"stopReason": "cancelled"}
+        answers = [m["id"] for m in at.lines.sent if "method" not in m][2:]
+        assert answers == [running, *queued]
+        assert said_by_agent(at.lines.updates()) == ""
+
+
+async def test_a_client_that_sends_without_end_is_told_that_the_queue_is_full(tmp_path):
+    async with talk(tmp_path) as (at, _backend):
+        session = await at.new_session()
+        prompts = [at.prompt(session, "stall")]
+        await anyio.wait_all_tasks_blocked()
+        prompts += [at.prompt(session, "say x") for _n in range(65)]
+        at.cancel(session)
+
+        answers = [await at.response(prompt) for prompt in prompts]
+
+        assert [a.get("result", {}).get("stopReason") for a in answers[:65]] == ["cancelled"] * 65
+        assert "waiting already" in answers[65]["error"]["message"]
+
+
+@pytest.mark.requirement("ACP-111", "ACP-109")
+async def test_cancelling_the_request_of_a_prompt_ends_it_as_cancelled(tmp_path):
+    async with talk(tmp_path) as (at, _backend):
+        session = await at.new_session()
+        running = at.prompt(session, "stall")
+        queued = at.prompt(session, "say queued")
+        last = at.prompt(session, "say last")
+        await anyio.wait_all_tasks_blocked()
+
+        at.note("$/cancel_request", requestId=queued)
+        at.note("$/cancel_request", requestId=str(last))
+        at.note("$/cancel_request", requestId=running)
+
+        assert await at.result(running) == {"stopReason": "cancelled"}
+        assert await at.result(queued) == {"stopReason": "cancelled"}
+        answer = await at.result(last)  # withdrawn with the turn, or run: cleared means cancelled
+        assert answer["stopReason"] in ("cancelled", "end_turn")
+
+
+async def test_steering_joins_the_running_turn_and_is_answered_with_it(tmp_path):
+    async with talk(tmp_path) as (at, _backend):
+        session = await at.new_session()
+        running = at.prompt(session, "say one then count 3 slowly")
+        steering = at.prompt(session, "say two", _meta={STEER_KEY: True})
+
+        assert await at.result(running) == {"stopReason": "end_turn"}
+        assert await at.result(steering) == {"stopReason": "end_turn"}
+
+
+# --- load -----------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("ACP-061", "ACP-062", "B080")
+async def test_what_happens_during_a_long_replay_is_shown_behind_it_once(tmp_path):
+    n_chunks = REPLAY_BATCH * 3
+    async with talk(tmp_path) as (at, _backend):
+        session = await at.new_session()
+        await at.result(at.prompt(session, f"count {n_chunks}"))
+    async with talk(tmp_path) as (at, _backend):
+        at.lines.is_congested = True  # the replay waits for the client
+        loading = at.load(session)
+        prompt = at.prompt(session, "say new")
+        await anyio.wait_all_tasks_blocked()
+        assert at.lines.responses(loading) == []
+
+        at.lines.is_congested = False
+        at.lines.low.set()
+
+        assert await at.result(prompt) == {"stopReason": "end_turn"}
+        await at.result(loading)
+        updates = at.lines.updates()
+        users = [u["content"]["text"] for u in updates if "user" in u["sessionUpdate"]]
+        counted = "".join(f"{n} " for n in range(1, n_chunks + 1))
+        assert said_by_agent(updates) == f"{counted}new"
+        assert users == [f"count {n_chunks}"]
+
+
+async def test_two_loads_at_once_each_replay_everything_from_one_agent(tmp_path):
+    async with talk(tmp_path) as (at, _backend):
+        session = await at.new_session()
+        await at.result(at.prompt(session, "say kept"))
+    async with talk(tmp_path) as (at, backend):
+        loads = [at.load(session), at.load(session)]
+        for loading in loads:
+            await at.result(loading)
+
+        assert said_by_agent(at.lines.updates()) == "keptkept"
+        assert list(backend.runtime.agents) == [session]
+        await at.result(at.prompt(session, "say once"))
+        assert said_by_agent(at.lines.updates()) == "keptkeptonce"
+
+
+async def test_a_load_that_is_cancelled_leaves_no_session_behind(tmp_path):
+    async with talk(tmp_path, is_open=False) as (at, backend):
+        loading = at.load("sess_x")
+        prompt = at.prompt("sess_x", "say x")
+        await anyio.wait_all_tasks_blocked()
+
+        at.note("$/cancel_request", requestId=loading)
+
+        assert (await at.response(loading))["error"]["code"] == -32800
+        assert (await at.response(prompt))["error"]["code"] == -32002
+        at.connection.open(backend)
+        late = await at.response(at.prompt("sess_x", "say x"))
+        assert late["error"]["code"] == -32002
+
+
+async def test_a_session_whose_agent_is_gone_gets_a_new_one_with_the_next_load(tmp_path):
+    async with talk(tmp_path) as (at, backend):
+        session = await at.new_session()
+        await at.result(at.prompt(session, "say kept"))
+        await backend.runtime.agents[session].dispose()
+        gone = await at.response(at.prompt(session, "say x"))
+        assert gone["error"]["code"] == -32603
+
+        await at.result(at.load(session))
+
+        assert await at.result(at.prompt(session, "say again")) == {"stopReason": "end_turn"}
+        assert said_by_agent(at.lines.updates()) == "keptkeptagain"
+
+
+# --- the client's pace ----------------------------------------------------------------------
+
+
+@pytest.mark.requirement("B105", "ACP-094")
+async def test_a_model_is_held_back_while_the_client_does_not_read_and_a_cancel_still_works(
+    tmp_path,
+):
+    async with talk(tmp_path) as (at, _backend):
+        session = await at.new_session()
+        at.lines.is_congested = True
+        prompt = at.prompt(session, "count 100000")
+        await anyio.wait_all_tasks_blocked()
+        held_at = len(at.lines.updates())
+
+        at.cancel(session)
+
+        assert await at.result(prompt) == {"stopReason": "cancelled"}
+        assert held_at < 10

@@ -1,0 +1,292 @@
+"""What went wrong in other agents, tried on this one.
+
+The reports whose trial is a cancel at some moment (B006, B011, B029, B035, B037, B061, B072) are
+proved in `test_cancel_matrix`; their marks are there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from serve_rig import (
+    cancel_message,
+    chunk_of,
+    follow_up,
+    prompt_message,
+    send_together,
+    served,
+    settle_cancelled,
+    texts,
+    tool_calls,
+    tool_update,
+    write_script,
+)
+
+from conformance.client import Client
+from conformance.wire import Message
+
+NOISY_AGENT = """
+import os, subprocess, sys, warnings
+from agent_core.tools.plan import Plan
+
+run = Plan.run
+
+async def noisy(self, args, context):
+    print("printed")
+    os.write(1, b"written\\n")
+    sys.stdout.flush()
+    warnings.warn("warned", stacklevel=1)
+    subprocess.run(["echo", "spawned"], check=True)
+    return await run(self, args, context)
+
+Plan.run = noisy
+from acp_server.cli import main
+sys.exit(main())
+"""
+
+
+def load_message(session: str, cwd: Path) -> Message:
+    params = {"sessionId": session, "cwd": str(cwd), "mcpServers": []}
+    return {"jsonrpc": "2.0", "id": "load", "method": "session/load", "params": params}
+
+
+async def load(client: Client, session: str, cwd: Path) -> None:
+    message = load_message(session, cwd)
+    await client.result(client.wire.request("session/load", message["params"]))
+
+
+# --- cancels at odd moments -----------------------------------------------------------------
+
+
+@pytest.mark.requirement("B007", "R42")
+async def test_a_cancel_while_the_session_is_being_loaded_stops_the_prompt_behind_it(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        await client.stop_reason(client.prompt(session, "say before"))
+    async with served(tmp_path) as client:
+        send_together(
+            client,
+            load_message(session, tmp_path),
+            prompt_message("p", session, "write never.txt: x"),
+            cancel_message(session),
+        )
+
+        assert await client.stop_reason("p") == "cancelled"
+
+        await client.wire.response("load")
+        await client.wire.silence()
+        assert client.text(session) == "before"  # which is the replay
+        assert not (tmp_path / "never.txt").exists()
+        await follow_up(client, session)
+
+
+@pytest.mark.requirement("B009", "R45", "ACP-098")
+async def test_a_cancel_while_idle_does_not_reach_the_next_prompt(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        for number in range(10):
+            client.cancel(session)
+            prompt = prompt_message(f"p{number}", session, "say hi")
+            send_together(client, cancel_message(session), prompt)
+            assert await client.stop_reason(f"p{number}") == "end_turn"
+            client.cancel(session)
+        assert client.text(session) == "hi" * 10
+        assert await client.wire.silence() == []
+
+
+@pytest.mark.requirement("B012", "B087")
+@pytest.mark.parametrize("prompt", ["stall", "count 100000 slowly", "run echo ready; sleep 300"])
+async def test_a_client_that_leaves_in_the_middle_finds_a_whole_session_later(
+    tmp_path: Path, prompt: str
+) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        request_id = client.prompt(session, prompt)
+        if prompt.startswith("run"):
+            await tool_update(client, session, "ready")
+        elif prompt != "stall":
+            await chunk_of(client, session, "2 ")
+
+        await client.wire.close_stdin()
+
+        assert await client.wire.exited() == 0
+        assert client.wire.descendants() == set()
+        assert await client.stop_reason(request_id) == "cancelled"
+    async with served(tmp_path) as client:
+        await load(client, session, tmp_path)
+        assert all(call["status"] == "failed" for call in tool_calls(client, session).values())
+        await follow_up(client, session)
+
+
+@pytest.mark.requirement("B087")
+async def test_an_idle_agent_leaves_when_its_input_ends(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        await follow_up(client, session)
+
+        await client.wire.close_stdin()
+
+        assert await client.wire.exited() == 0
+
+
+@pytest.mark.requirement("B013", "B019", "B018", "R73")
+async def test_a_model_that_ignores_the_cancel_is_waited_for_and_nothing_overtakes_it(
+    tmp_path: Path,
+) -> None:
+    stubborn = [{"text": "one "}, {"ignore_cancel_s": 1.5}, {"text": "never"}]
+    script = write_script(tmp_path, stubborn, [{"text": "two"}], [{"text": "ok"}])
+    async with served(tmp_path, script) as client:
+        session = await client.new_session(tmp_path)
+        first = client.prompt(session, "first")
+        await chunk_of(client, session, "one")
+        client.cancel(session)
+        second = client.prompt(session, "second")
+
+        assert await client.wire.silence() == []  # it still runs, and we do not pretend otherwise
+        assert client.wire.responses(first) == []
+
+        assert await client.stop_reason(first) == "cancelled"
+        assert await client.stop_reason(second) == "end_turn"
+        assert texts(client, session, [first, second]) == ["one ", "two", ""]
+        await follow_up(client, session)
+
+
+@pytest.mark.requirement("B013", "B018", "ACP-081")
+async def test_a_prompt_right_behind_a_cancelled_answer_gets_an_answer_of_its_own(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        ids = []
+        for number in range(10):
+            ids.append(client.prompt(session, "run sleep 300"))
+            await tool_update(client, session, "in_progress")
+            client.cancel(session)
+            assert await client.stop_reason(ids[-1]) == "cancelled"
+            before = client.text(session)
+            ids.append(client.prompt(session, f"say {number}"))
+            assert await client.stop_reason(ids[-1]) == "end_turn"
+            assert client.text(session) == f"{before}{number}"
+        assert [len(client.wire.responses(request_id)) for request_id in ids] == [1] * 20
+
+
+@pytest.mark.requirement("B018", "ACP-084")
+async def test_queued_prompts_speak_only_after_the_answers_before_them(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        prompts = ("say alpha", "/mode", "plan beta", "say gamma", "/mode", "say omega")
+
+        ids = [client.prompt(session, prompt) for prompt in prompts]
+
+        await client.stop_reason(ids[-1])
+        said = texts(client, session, ids)
+        words = ("alpha", "mode", "plan", "gamma", "mode", "omega")
+        assert all(word in text for word, text in zip(words, said, strict=False)), said
+        assert said[0] == "alpha"
+        assert said[6:] == [""]
+
+
+@pytest.mark.requirement("B026")
+async def test_everything_else_is_answered_while_a_prompt_runs(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        await follow_up(client, session)
+        request_id = client.prompt(session, "stall")
+
+        listed = await client.result(client.wire.request("session/list", {}))
+        unknown = await client.wire.response(client.wire.request("session/nothing", {}))
+        other = await client.new_session(tmp_path)
+        await follow_up(client, other)
+
+        assert [entry["sessionId"] for entry in listed["sessions"]] == [session]
+        assert unknown["error"]["code"] == -32601
+        assert client.wire.responses(request_id) == []
+        client.cancel(session)
+        await settle_cancelled(client, session, request_id)
+
+
+@pytest.mark.requirement("B030", "R73")
+async def test_a_tool_call_that_a_model_makes_after_the_cancel_is_not_made(tmp_path: Path) -> None:
+    write = {"tool": "write", "arguments": {"path": "never.txt", "content": "x"}}
+    late = [{"text": "wait"}, {"ignore_cancel_s": 0.3}, write]
+    script = write_script(tmp_path, late, [{"text": "ok"}])
+    async with served(tmp_path, script) as client:
+        session = await client.new_session(tmp_path)
+        request_id = client.prompt(session, "go")
+        await chunk_of(client, session, "wait")
+
+        client.cancel(session)
+
+        await settle_cancelled(client, session, request_id)
+        assert tool_calls(client, session) == {}
+        assert not (tmp_path / "never.txt").exists()
+        await follow_up(client, session)
+
+
+# --- the wire -------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("B103")
+@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 2**20])
+async def test_a_line_of_any_size_is_read(tmp_path: Path, size: int) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        bare = len(json.dumps(prompt_message("p", session, "say ")))
+        word = "x" * (size - bare)
+
+        send_together(client, prompt_message("p", session, f"say {word}"))
+
+        assert await client.stop_reason("p") == "end_turn"
+        assert client.text(session) == word
+        await follow_up(client, session)
+
+
+@pytest.mark.requirement("B103")
+async def test_a_line_may_come_byte_by_byte_or_hold_twenty_megabytes(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        image = base64.b64encode(bytes(15 * 2**20)).decode()
+        prompt = prompt_message("big", session, "say seen")
+        prompt["params"]["prompt"].append({"type": "image", "data": image, "mimeType": "image/png"})
+        send_together(client, prompt)
+        assert await client.stop_reason("big", timeout_s=30) == "end_turn"
+
+        for byte in json.dumps(prompt_message("slow", session, "say slow")).encode() + b"\r\n":
+            client.wire.send_bytes(bytes([byte]))
+
+        assert await client.stop_reason("slow") == "end_turn"
+        assert client.text(session) == "seenslow"
+
+
+@pytest.mark.requirement("B109")
+async def test_nothing_but_messages_reaches_stdout_whatever_a_tool_prints(tmp_path: Path) -> None:
+    noisy = [sys.executable, "-c", NOISY_AGENT, "serve"]
+    async with served(tmp_path, command=noisy) as client:
+        session = await client.new_session(tmp_path)
+
+        assert await client.stop_reason(client.prompt(session, "plan a; b")) == "end_turn"
+
+        assert client.wire.noise == []
+        for word in ("printed", "written", "spawned"):
+            assert word in client.wire.stderr
+
+
+@pytest.mark.requirement("B122", "ACP-084")
+async def test_the_last_words_of_a_long_answer_come_before_its_end(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        for _ in range(3):
+            before = len(client.text(session))
+            request_id = client.prompt(session, "count 1000")
+
+            assert await client.stop_reason(request_id) == "end_turn"
+
+            expected = "".join(f"{number} " for number in range(1, 1001))
+            assert client.text(session)[before:] == expected
+            assert await client.wire.silence() == []

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_the_library_example_rolls_dice_is_stopped_and_goes_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / "library.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.sub(r"\d \d", "3 4", done.stdout).splitlines() == [
+        "> Roll two dice.",
+        "Let me roll. [dice: 3 4] There you are.",
+        "(Completed())",
+        "> Why?",
+        "Let me think about that ...",
+        "(Aborted())",
+        "> Still there?",
+        "I am.",
+        "(Completed())",
+    ]
