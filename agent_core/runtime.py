@@ -180,5 +180,6 @@ class AgentRuntime:
             for call_id, title in tuple(agent.running_calls.items()):
                 agent.running_calls[call_id] = f"Waiting for it to stop: {title}"
                 agent.session.append(ToolProgress(call_id, title=agent.running_calls[call_id]))
+            await over.wait()  # once is enough, however often somebody presses Stop
         finally:
             self._watched.discard(over)

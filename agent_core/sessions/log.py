@@ -23,6 +23,7 @@ from agent_core.events import (
     PromptBlocked,
     SteeringMessage,
     StepEnd,
+    ToolCall,
     ToolResult,
     TurnEnd,
     UserMessage,
@@ -40,7 +41,8 @@ __all__ = ["Session"]
 log = get_logger(__name__)
 
 _EVENTS_PER_CHECKPOINT: Final = 1000
-_OWED = (ToolResult, StepEnd, TurnEnd)  # what was begun is closed; nobody may veto that
+# What was promised is kept and what was begun is closed; nobody may veto that.
+_OWED = (ToolCall, ToolResult, StepEnd, TurnEnd)
 
 
 class Session:
@@ -153,7 +155,8 @@ class Session:
     def validate(self, validator: Callable[[Event], None]) -> Callable[[], None]:
         """Let `validator` veto events by raising before they are committed.
 
-        What closes something (a result, the end of a step or turn) cannot be vetoed.
+        What the log owes (a call of a logged message, its result, the end of a step or turn)
+        cannot be vetoed; whether a call may run is a question for ``tools/pre-execute``.
         """
         return _register(self._validators, validator)
 
