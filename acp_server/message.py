@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from acp_server.errors import INVALID_REQUEST, PARSE_ERROR
+from agent_core.text import replace_surrogates
 
 __all__ = [
     "BadMessage",
@@ -23,7 +24,6 @@ __all__ = [
     "Response",
     "error_of",
     "parse",
-    "replace_surrogates",
 ]
 
 RequestId = int | str | None
@@ -162,14 +162,3 @@ def _parse_slowly(line: bytes) -> Message:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def replace_surrogates(value: Any) -> Any:
-    """Return a JSON value with U+FFFD for every lone surrogate, which UTF-8 cannot express."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [replace_surrogates(item) for item in value]
-    return value

@@ -39,10 +39,10 @@ from acp_server.message import (
     Response,
     error_of,
     parse,
-    replace_surrogates,
 )
 from agent_core.cancellation import AbortSignal
 from agent_core.logs import get_logger
+from agent_core.text import replace_surrogates
 
 __all__ = ["InFlight", "Method", "Outbox", "Peer"]
 

@@ -35,6 +35,7 @@ from agent_core.models.adapter import Message
 from agent_core.sessions.projection import Projection
 from agent_core.sessions.repair import closers_for
 from agent_core.sessions.store import SessionHeader, SessionStore
+from agent_core.text import replace_surrogates
 
 __all__ = ["Session"]
 
@@ -185,7 +186,7 @@ def _lossless(data: EventData) -> tuple[bytes, EventData]:
     try:
         body = encode(data)
     except UnicodeEncodeError:
-        clean = _replace_surrogates(msgspec.to_builtins(data))
+        clean = replace_surrogates(msgspec.to_builtins(data))
         body = msgspec.json.encode(clean)
         return body, decode(body)
     try:
@@ -195,13 +196,3 @@ def _lossless(data: EventData) -> tuple[bytes, EventData]:
     if detached != data:
         raise TypeError(f"not lossless JSON: {type(data).__name__}")
     return body, detached
-
-
-def _replace_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {key: _replace_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_surrogates(item) for item in value]
-    return value
