@@ -16,7 +16,7 @@ RUN useradd --create-home --uid 10001 agent \
 ENV PATH=/opt/acp-agent/bin:$PATH \
     ACP_AGENT_STATE_DIR=/state \
     PYTHONDONTWRITEBYTECODE=1
-USER agent
+USER 10001
 WORKDIR /work
 VOLUME ["/state"]
 ENTRYPOINT ["acp-agent"]

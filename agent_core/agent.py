@@ -39,6 +39,7 @@ class Agent:
         session: The log, the one truth about what happened.
         hooks: Listeners of this agent only; those of the runtime come after them.
         model, tools, roots, files, commands, system_prompt: What its turns work with.
+        parent: The agent this one is a subagent of, or `None`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Agent:
         commands: Commands,
         system_prompt: SystemPrompt,
         mode: str,
+        parent: Agent | None = None,
     ) -> None:
         self.session = session
         self.hooks = Hooks(runtime.hooks)
@@ -62,6 +64,7 @@ class Agent:
         self.files = files
         self.commands = commands
         self.system_prompt = system_prompt
+        self.parent = parent
         self._runtime = runtime
         self._default_mode = mode
         self._thread = threading.get_ident()
@@ -71,6 +74,11 @@ class Agent:
     def id(self) -> str:
         """The session's id."""
         return self.session.id
+
+    @property
+    def depth(self) -> int:
+        """How many agents are above this one; also in a session that was loaded again."""
+        return self.session.depth
 
     @property
     def status(self) -> str:

@@ -64,6 +64,8 @@ HOOKS: Final[dict[str, HookSpec]] = {
         HookSpec("agent/queued", _E, ("agent", "content", "delivery"), "Work entered the inbox."),
         HookSpec("agent/status", _E, ("agent", "status"), "`running`, `idle` or `disposed`."),
         HookSpec("agent/error", _E, ("agent", "turn", "step", "error"), "A turn failed."),
+        HookSpec("subagent/start", _E, ("agent", "run_id", "provider"), "A subagent started."),
+        HookSpec("subagent/end", _E, ("agent", "run_id", "reason"), "It is quiet again."),
         HookSpec("agent/disposed", _E, ("agent",), "The agent is quiet for ever."),
         HookSpec(
             "agent/prompt-submit",

@@ -55,6 +55,12 @@ class SystemPrompt:
         """Add or replace the section `name`; lower ranks come first."""
         self._sections[name] = (rank, text if callable(text) else lambda _agent: text)
 
+    def copy(self) -> SystemPrompt:
+        """Return one with the same sections, to be changed by itself."""
+        other = SystemPrompt()
+        other._sections = dict(self._sections)
+        return other
+
     async def assemble(
         self, context: AssembleContext, tools: tuple[ToolSpec, ...], hooks: Hooks
     ) -> Assembly:

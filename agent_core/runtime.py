@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import secrets
 import time
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Final
 
@@ -14,13 +15,14 @@ from anyio.abc import TaskGroup
 from agent_core import execution
 from agent_core.agent import Agent
 from agent_core.errors import AgentDisposed
-from agent_core.events import ToolProgress
+from agent_core.events import EventData, ToolProgress
 from agent_core.hooks import Hooks
 from agent_core.logs import get_logger
 from agent_core.models.adapter import ModelAdapter
 from agent_core.prompt import SystemPrompt
 from agent_core.sessions.log import Session
 from agent_core.sessions.store import SessionHeader, SessionStore
+from agent_core.subagents import Subagents
 from agent_core.tools.roots import Roots
 from agent_core.tools.tool import Commands, Files, Tool
 
@@ -39,6 +41,7 @@ class AgentRuntime:
 
     Attributes:
         hooks: Listeners of all agents.
+        subagents: The ways to delegate, and their limits.
         agents: The agents that are not quiet yet, by id.
     """
 
@@ -54,6 +57,7 @@ class AgentRuntime:
         mode: str = "ask",
     ) -> None:
         self.hooks = Hooks()
+        self.subagents = Subagents(self)
         self.agents: dict[str, Agent] = {}
         self._store = store
         self._model = model
@@ -111,10 +115,53 @@ class AgentRuntime:
             AgentDisposed: The runtime is being left.
             StoreError: The session could not be kept.
         """
-        now_ms = time.time_ns() // 1_000_000
-        header = SessionHeader(f"sess_{secrets.token_hex(12)}", cwd, now_ms, now_ms)
-        session = await Session.create(header, self._store)
+        session = await Session.create(_new_header(cwd), self._store)
         return self.adopt(session, additional=additional, source="startup")
+
+    async def create_child(
+        self,
+        parent: Agent,
+        *,
+        seed: Sequence[EventData] = (),
+        tool_names: Collection[str] | None = None,
+        persona: str | None = None,
+    ) -> Agent:
+        """Make a subagent: a new session below `parent`'s, with its places, model and mode.
+
+        Cancellation: safe; nothing is published. Concurrency: any number of tasks.
+
+        Args:
+            parent: Who delegates. Its permission mode is the child's from now on.
+            seed: History that the child begins with.
+            tool_names: The only tools it is offered; `None` for its parent's.
+            persona: What it is told first about itself; `None` for what its parent is told.
+
+        Raises:
+            AgentDisposed: The runtime is being left.
+            StoreError: The session could not be kept.
+        """
+        header = _new_header(parent.roots.cwd, parent.id, parent.depth + 1)
+        session = await Session.create(header, self._store)
+        for data in seed:
+            session.append(data)
+        system_prompt = parent.system_prompt
+        if persona is not None:
+            system_prompt = system_prompt.copy()
+            system_prompt.section("persona", persona, rank=-50)
+        tools = parent.tools.items()
+        child = Agent(
+            self,
+            session,
+            model=parent.model,
+            tools={name: tool for name, tool in tools if tool_names is None or name in tool_names},
+            roots=parent.roots,
+            files=parent.files,
+            commands=parent.commands,
+            system_prompt=system_prompt,
+            mode=parent.mode,
+            parent=parent,
+        )
+        return self._publish(child, "startup")
 
     def adopt(
         self, session: Session, *, additional: tuple[str, ...] = (), source: str = "resume"
@@ -129,20 +176,22 @@ class AgentRuntime:
         Raises:
             AgentDisposed: The runtime is being left.
         """
-        if self._is_closing:
-            raise AgentDisposed("The agent is shutting down.")
-        roots = Roots(session.cwd, additional)
         agent = Agent(
             self,
             session,
             model=self._model,
             tools=dict(self._tools),
-            roots=roots,
+            roots=Roots(session.cwd, additional),
             files=self._files,
             commands=self._commands,
             system_prompt=self._system_prompt,
             mode=self._mode,
         )
+        return self._publish(agent, source)
+
+    def _publish(self, agent: Agent, source: str) -> Agent:
+        if self._is_closing:
+            raise AgentDisposed("The agent is shutting down.")
         self.agents[agent.id] = agent
         context = execution.context_for(agent, self._context)
         self._tasks.create_task(self._drive(agent), name=f"agent {agent.id}", context=context)
@@ -183,3 +232,9 @@ class AgentRuntime:
             await over.wait()  # once is enough, however often somebody presses Stop
         finally:
             self._watched.discard(over)
+
+
+def _new_header(cwd: str, parent_id: str | None = None, depth: int = 0) -> SessionHeader:
+    now_ms = time.time_ns() // 1_000_000
+    session_id = f"sess_{secrets.token_hex(12)}"
+    return SessionHeader(session_id, cwd, now_ms, now_ms, None, parent_id, depth)

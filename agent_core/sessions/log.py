@@ -54,12 +54,14 @@ class Session:
     Attributes:
         id: Unguessable, stable for ever.
         cwd: The absolute directory the conversation is about.
+        depth: 0, or how deep the subagent is whose session this is.
         state: What the events so far lead to.
     """
 
     def __init__(self, header: SessionHeader, store: SessionStore, events: Sequence[Event] = ()):
         self.id = header.id
         self.cwd = header.cwd
+        self.depth = header.depth
         self.state = Projection()
         self._store = store
         self._events: list[Event] = []

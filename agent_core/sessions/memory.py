@@ -69,6 +69,7 @@ class MemoryStore:
             header
             for header in (kept.header for kept in self._sessions.values())
             if header.title is not None
+            and header.parent_id is None
             and cwd in (None, header.cwd)
             and (before is None or (header.updated_ms, header.id) < before)
         ]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import anyio
 from anyio import RunFinishedError
 from anyio.lowlevel import current_token
+from msgspec.structs import astuple
 
 from agent_core.errors import SessionNotFound, StoreError
 from agent_core.events import Event
@@ -44,7 +45,7 @@ _ROWS_PER_INSERT: Final = 50  # one statement, so one hand-over of the GIL; 200 
 
 _SCHEMA: Final = (
     "create table sessions (id text primary key, cwd text not null, created_ms integer not null,"
-    " updated_ms integer not null, title text)",
+    " updated_ms integer not null, title text, parent_id text, depth integer not null)",
     "create table events (session text not null, seq integer not null, time_ms integer not null,"
     " body blob not null, primary key (session, seq)) without rowid",
     f"pragma user_version = {SCHEMA_VERSION}",
@@ -53,9 +54,10 @@ _NEXT_SEQ: Final = (
     "select (select coalesce(max(seq) + 1, 0) from events where session = sessions.id)"
     " from sessions where id = ?"
 )
-_HEADER: Final = "select id, cwd, created_ms, updated_ms, title from sessions"
+_COLUMNS: Final = "id, cwd, created_ms, updated_ms, title, parent_id, depth"
+_HEADER: Final = f"select {_COLUMNS} from sessions"
 _PAGE: Final = (
-    f"{_HEADER} where title is not null and (:cwd is null or cwd = :cwd)"
+    f"{_HEADER} where title is not null and parent_id is null and (:cwd is null or cwd = :cwd)"
     " and (:all or updated_ms < :ms or (updated_ms = :ms and id < :id))"
     " order by updated_ms desc, id desc limit :limit"
 )
@@ -292,9 +294,8 @@ class Writer:
             # A session that is open here may get its first prompt at any time.
             _forget(db, [session_id for (session_id,) in unused if session_id not in self._ours])
             db.execute(
-                "insert into sessions (id, cwd, created_ms, updated_ms, title)"
-                " values (?, ?, ?, ?, ?)",
-                (header.id, header.cwd, header.created_ms, header.updated_ms, header.title),
+                f"insert into sessions ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?)",
+                astuple(header),
             )
         self._ours.add(header.id)
 

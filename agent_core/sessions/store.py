@@ -20,7 +20,8 @@ class SessionHeader(Struct, frozen=True):
     """What is known of a session besides its events.
 
     `cwd` is absolute. Times are milliseconds since the epoch. `title` is `None` until the first
-    prompt; until then the session can be loaded, but is not listed.
+    prompt; until then the session can be loaded, but is not listed. A subagent's session has a
+    `parent_id` and a `depth` of at least 1; it is loaded, but never listed.
     """
 
     id: str
@@ -28,6 +29,8 @@ class SessionHeader(Struct, frozen=True):
     created_ms: int
     updated_ms: int
     title: str | None = None
+    parent_id: str | None = None
+    depth: int = 0
 
 
 class SessionPage(Struct, frozen=True):
