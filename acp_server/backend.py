@@ -11,6 +11,8 @@ import anyio
 
 from acp_server.config import Config, ConfigError
 from agent_core.agent import Agent
+from agent_core.errors import SessionNotFound, StoreError
+from agent_core.logs import get_logger
 from agent_core.models.adapter import ModelAdapter
 from agent_core.models.rehearsal import RehearsalModel
 from agent_core.models.retry import RetryingModel
@@ -23,6 +25,8 @@ from agent_core.tools.local_files import LocalFiles
 from agent_core.tools.registry import default_tools
 
 __all__ = ["Backend", "make_model", "open_backend"]
+
+log = get_logger(__name__)
 
 
 class Backend:
@@ -52,6 +56,9 @@ class Backend:
         try:
             async with lock:
                 agent = self.runtime.agents.get(session_id)
+                if agent is not None and await self._is_behind(agent):
+                    await agent.dispose()
+                    agent = None
                 session = agent.session if agent else await Session.load(session_id, self.store)
                 if not _is_same_place(session.cwd, cwd):
                     raise ValueError("cwd is not the directory this session was made in")
@@ -59,6 +66,16 @@ class Backend:
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._loading.pop(session_id, None)
+
+    async def _is_behind(self, agent: Agent) -> bool:
+        """Say whether another process went on with the session, or deleted it."""
+        if agent.status != "idle":
+            return False
+        try:
+            _header, events = await self.store.load(agent.id)
+        except SessionNotFound:
+            return True
+        return len(events) > len(agent.session.events)
 
 
 @asynccontextmanager
@@ -77,6 +94,7 @@ async def open_backend(config: Config) -> AsyncGenerator[Backend, None]:
             files=LocalFiles(),
             commands=LocalCommands(),
             mode=config.mode,
+            max_steps=config.max_steps,
         ) as runtime:
             try:
                 load_plugins(runtime, config.plugins)
@@ -86,7 +104,10 @@ async def open_backend(config: Config) -> AsyncGenerator[Backend, None]:
     finally:
         with anyio.CancelScope(shield=True):
             await model.aclose()
-            await store.aclose()
+            try:
+                await store.aclose()
+            except StoreError as exc:  # whoever was waiting for it has been told
+                log.error("session_store_not_closed", error=str(exc))
 
 
 def make_model(config: Config) -> ModelAdapter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--mode", help="ask, accept-edits, read-only or bypass; default ask")
     where.add_argument("--config", metavar="FILE", help="not ~/.config/acp-agent/config.toml")
     where.add_argument("--state-dir", metavar="DIR", help="where sessions are kept")
+    where.add_argument("--max-steps", type=int, help="model calls a turn may have; 0: any")
     where.add_argument("--idle-limit-s", type=float, help="seconds a model may say nothing; 0: any")
     where.add_argument(
         "--plugin",
@@ -106,7 +108,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def configuration_flags(options: argparse.Namespace) -> dict[str, Any]:
     """Return the configuration's flags as `load_config` takes them."""
-    names = ("model", "mode", "config", "state_dir", "idle_limit_s", "rehearsal_script", "plugins")
+    names = (
+        "model",
+        "mode",
+        "config",
+        "state_dir",
+        "max_steps",
+        "idle_limit_s",
+        "rehearsal_script",
+        "plugins",
+    )
     return {name: getattr(options, name) for name in names}
 
 
@@ -131,7 +142,7 @@ def _serve(flags: dict[str, Any], *, level: str, log_file: str | None, grace_s: 
         )
 
     def configure() -> Any:
-        from acp_server.config import ConfigError, load_config
+        from acp_server.config import KEY_VARIABLES, ConfigError, load_config
         from acp_server.logs import set_up_logs
 
         try:
@@ -140,7 +151,10 @@ def _serve(flags: dict[str, Any], *, level: str, log_file: str | None, grace_s: 
             raise ConfigError(
                 f"The log file {log_file} cannot be opened: {exc.strerror}."
             ) from None
-        return load_config(flags)
+        config = load_config(flags)
+        for variable in KEY_VARIABLES:  # no command or worker that an agent starts needs to see it
+            os.environ.pop(variable, None)
+        return config
 
     return serve_stdio(configure, grace_s=grace_s)
 
@@ -152,14 +166,18 @@ def _log_to_stderr(level: str) -> None:
 
 
 def _run_chat(options: argparse.Namespace) -> int:
-    import os
-
     from acp_server.chat.app import run_chat
 
+    cwd = os.path.abspath(options.cwd or os.getcwd())
+    if not os.path.isdir(cwd):
+        sys.stderr.write(f"acp-agent: {cwd} is not a directory\n")
+        return 2
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
     command = options.agent or [sys.executable, "-m", "acp_server", *_serve_arguments(options)]
     return run_chat(
         command,
-        cwd=os.path.abspath(options.cwd or os.getcwd()),
+        cwd=cwd,
         mode=options.mode if options.agent else None,  # our own agent starts in it
         permissions="allow" if options.yes else "reject",
     )

@@ -73,9 +73,17 @@ def _model(config: Any) -> list[Finding]:
     if config.model == "rehearsal":
         text = "rehearsal: built in and offline; set --model openai:NAME for a real one"
         return [*findings, Finding("model", "warning", text)]
-    endpoint = config.openai.base_url or "https://api.openai.com/v1"
+    endpoint = _without_secrets(config.openai.base_url or "https://api.openai.com/v1")
     key = "with a key" if config.openai.api_key else "without a key"
     return [*findings, Finding("model", "ok", f"{config.model} at {endpoint}, {key}")]
+
+
+def _without_secrets(url: str) -> str:
+    from urllib.parse import urlsplit, urlunsplit
+
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def _store(config: Any) -> Finding:

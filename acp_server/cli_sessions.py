@@ -143,15 +143,17 @@ async def _delete(store: SqliteStore, options: argparse.Namespace) -> int:
 
 async def _find(store: SqliteStore, start: str) -> str:
     """Return the id that begins with `start`: exactly that one, or the only listed one."""
+    from contextlib import suppress
+
     from agent_core.errors import SessionNotFound, StoreError
 
+    with suppress(SessionNotFound):  # also one that had no prompt yet, or a subagent's
+        return (await store.load(start))[0].id
     found: set[str] = set()
     cursor = None
     while True:
         page = await store.list_sessions(cursor=cursor, limit=500)
         found.update(header.id for header in page.sessions if header.id.startswith(start))
-        if start in found:
-            return start
         cursor = page.next_cursor
         if cursor is None:
             break

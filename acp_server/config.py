@@ -10,12 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-__all__ = ["Config", "ConfigError", "OpenAIConfig", "load_config", "state_dir"]
+__all__ = ["KEY_VARIABLES", "Config", "ConfigError", "OpenAIConfig", "load_config", "state_dir"]
+
+
+KEY_VARIABLES: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+"""Where the model libraries look for keys."""
 
 
 class ConfigError(Exception):
@@ -36,6 +40,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         model: ``rehearsal``, or ``openai:NAME``.
         mode: The permission mode of new sessions.
+        max_steps: Model calls a turn may have; 0 for any number.
         idle_limit_s: Seconds a model may say nothing; 0 for no limit.
         state_dir: Where sessions are kept; by default the XDG state folder.
         rehearsal_script: A script for the rehearsal model.
@@ -45,6 +50,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str = "rehearsal"
     mode: str = "ask"
+    max_steps: int = 200
     idle_limit_s: float = 300.0
     state_dir: str | None = None
     rehearsal_script: str | None = None
@@ -70,8 +76,9 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
     """
     given = {key: value for key, value in flags.items() if value is not None}
     named = given.pop("config", None) or environ.get("ACP_AGENT_CONFIG")
-    values = _read(Path(named) if named else _config_dir(environ) / "config.toml", bool(named))
-    for field in ("model", "mode", "state_dir", "rehearsal_script", "idle_limit_s"):
+    path = Path(named) if named else _config_dir(environ) / "config.toml"
+    values = _read(path, is_named=bool(named))
+    for field in ("model", "mode", "state_dir", "rehearsal_script", "idle_limit_s", "max_steps"):
         if value := environ.get(f"ACP_AGENT_{field.upper()}"):
             values[field] = value
     if plugins := environ.get("ACP_AGENT_PLUGINS"):
@@ -85,7 +92,7 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
     try:
         config = msgspec.convert(values, Config, strict=False)
     except msgspec.ValidationError as exc:
-        raise ConfigError(f"The configuration is wrong: {exc}") from None
+        raise ConfigError(f"The configuration is wrong: {exc} (file: {path}).") from None
     _check(config)
     return config
 
@@ -96,11 +103,18 @@ def _check(config: Config) -> None:
     if config.mode not in MODES:
         raise ConfigError(f"No permission mode {config.mode!r}; there are {', '.join(MODES)}.")
     provider, _, name = config.model.partition(":")
+    key, url = config.openai.api_key, config.openai.base_url
+    if key is not None and (not key.isascii() or not key.isprintable() or " " in key):
+        raise ConfigError("The key for openai has characters that no key has.")
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise ConfigError("The base URL for openai must begin with http:// or https://.")
+    if config.max_steps < 0 or config.idle_limit_s < 0:
+        raise ConfigError("Limits cannot be negative; 0 means none.")
     if config.model != "rehearsal" and (provider != "openai" or not name):
         raise ConfigError(f"No model {config.model!r}; write openai:NAME, or rehearsal.")
 
 
-def _read(path: Path, is_named: bool) -> dict[str, Any]:
+def _read(path: Path, *, is_named: bool) -> dict[str, Any]:
     import tomllib
 
     try:

@@ -154,6 +154,7 @@ class Connection:
         if session is None:
             session = ClientSession(params.session_id, self.peer)
             self._sessions[params.session_id] = session
+        session.begin_load()
         return self._finish_loading(session, params.cwd, in_flight)
 
     async def _finish_loading(
@@ -161,7 +162,7 @@ class Connection:
     ) -> dict[str, Any]:
         from agent_core.errors import AgentError, SessionNotFound
 
-        agent = None
+        error: AgentError | None = SessionNotFound(session.id)
         try:
             agent = await (await self._opened()).agent_for(session.id, cwd)
         except ValueError as exc:
@@ -169,14 +170,16 @@ class Connection:
         except SessionNotFound:
             raise _unknown_session(session.id) from None
         except AgentError as exc:
+            error = exc
             raise RpcError(INTERNAL_ERROR, str(exc)) from None
+        else:
+            error = None
+            if session.agent is not agent:
+                session.detach()
+                session.attach(agent)
         finally:
-            if agent is None and session.agent is None:
-                self._sessions.pop(session.id, None)
-                session.fail(SessionNotFound(session.id))
-        if session.agent is not agent:
-            session.detach()
-            session.attach(agent)
+            if session.end_load(error):
+                del self._sessions[session.id]
         await session.replay()
         in_flight.after.append(lambda: self._offer_commands(session))
         return {"modes": _modes(agent.mode)}
@@ -211,7 +214,7 @@ class Connection:
         return result
 
     async def _set_mode(self, params: wire.SetModeParams, _in_flight: InFlight) -> Any:
-        agent = self._session(params.session_id).agent
+        agent = await self._session(params.session_id).loaded()
         if agent is None:
             raise _unknown_session(params.session_id)
         try:
@@ -223,7 +226,7 @@ class Connection:
     # --- prompts -----------------------------------------------------------------------------
 
     def _prompt(self, params: wire.PromptParams, in_flight: InFlight) -> Coroutine[Any, Any, Any]:
-        from acp_server.session import answer_to, blocks_from
+        from acp_server.session import blocks_from
 
         session = self._session(params.session_id)
         try:
@@ -232,10 +235,10 @@ class Connection:
             raise RpcError(INVALID_PARAMS, "Invalid params", {"reason": str(exc)}) from None
         is_steering = params.meta is not None and params.meta.get(STEER_KEY) is True
         prompt = session.submit(content, is_steering=is_steering)
-        before, answered = session.in_turn(prompt)
+        before, answered = session.in_turn(prompt, is_steering=is_steering)
         in_flight.cancel = lambda: session.withdraw(prompt)
         in_flight.after.append(answered.set)
-        return answer_to(prompt, before)
+        return session.answer_to(prompt, before)
 
     def _cancel(self, raw: bytes | None) -> None:
         try:
@@ -296,6 +299,8 @@ def _modes(current: str) -> dict[str, Any]:
 
 def _check_place(cwd: str, servers: list[wire.McpServer] | None) -> None:
     problem = None if os.path.isabs(cwd) and "\0" not in cwd else "cwd must be an absolute path"
+    if os.path.exists(cwd) and not os.path.isdir(cwd):
+        problem = "cwd is not a directory"
     for server in servers or ():
         problem = problem or server.problem()
     if problem is not None:

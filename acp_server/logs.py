@@ -28,8 +28,6 @@ class PatientStream:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLOUT)
 
     def write(self, text: str | bytes) -> int:
         """Write what fits now; return the length of `text` all the same."""
@@ -45,7 +43,9 @@ class PatientStream:
         return len(text)
 
     def _is_writable(self) -> bool:
-        return any(events & select.POLLOUT for _fd, events in self._poll.poll(0))
+        poll = select.poll()  # one each: two threads may be writing
+        poll.register(self._fd, select.POLLOUT)
+        return any(events & select.POLLOUT for _fd, events in poll.poll(0))
 
     def flush(self) -> None:
         """Do nothing: nothing is buffered."""

@@ -7,6 +7,7 @@ signal, or the end of the grace time, ends the process at once: here, and only h
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -47,7 +48,7 @@ def serve_stdio(configure: Callable[[], Config], *, grace_s: float) -> int:
 
 
 async def _serve(reads: int, writes: int, configure: Callable[[], Config], grace_s: float) -> None:
-    begun, over = anyio.Event(), anyio.Event()
+    begun, over, grace = anyio.Event(), anyio.Event(), _Grace(grace_s)
     async with anyio.create_task_group() as tasks:
         outbox = FdOutbox(writes)
         connection = Connection(outbox, tasks)
@@ -55,6 +56,7 @@ async def _serve(reads: int, writes: int, configure: Callable[[], Config], grace
         def end() -> None:
             begun.set()
             over.set()
+            grace.begin()
 
         async def read() -> None:
             await read_lines(reads, connection.receive)
@@ -62,20 +64,21 @@ async def _serve(reads: int, writes: int, configure: Callable[[], Config], grace
 
         connection.on_initialized(begun.set)
         tasks.start_soon(outbox.run, end, name="write")
-        tasks.start_soon(_watch_signals, end, name="signals")
+        _hear_signals(end, grace)
         tasks.start_soon(read, name="read")
         await begun.wait()
         if connection.is_initialized:
-            await _run_agents(connection, configure, over, grace_s)
+            await _run_agents(connection, configure, over)
         with anyio.move_on_after(LAST_WORDS_S):
             await connection.peer.answered()
             await outbox.flushed()
         connection.peer.close()
+        grace.cancel()
         tasks.cancel_scope.cancel()
 
 
 async def _run_agents(
-    connection: Connection, configure: Callable[[], Config], over: anyio.Event, grace_s: float
+    connection: Connection, configure: Callable[[], Config], over: anyio.Event
 ) -> None:
     from acp_server.backend import open_backend
     from acp_server.config import ConfigError
@@ -89,24 +92,49 @@ async def _run_agents(
 
                 prewarm()
             await over.wait()
-            # A thread, because what does not stop in time may be holding the event loop.
-            grace = threading.Timer(grace_s, _end_at_once, args=(1,))
-            grace.daemon = True
-            grace.start()
-        grace.cancel()
     except ConfigError as exc:
         connection.refuse(str(exc))
         await over.wait()
 
 
-async def _watch_signals(end: Callable[[], None]) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
-        is_ending = False
-        async for number in received:
-            if is_ending:
-                _end_at_once(128 + number)
-            is_ending = True
-            end()
+class _Grace:
+    """The time that what is running has to stop in, from the first call of `begin` on.
+
+    A thread counts it, because what does not stop may be holding the event loop.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._timer = threading.Timer(limit_s, _end_at_once, args=(1,))
+        self._timer.daemon = True
+        self._has_begun = False
+
+    def begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._timer.start()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+
+def _hear_signals(end: Callable[[], None], grace: _Grace) -> None:
+    """Let the first signal `end` everything, and the second end the process at once.
+
+    Plain handlers, not the event loop's: they are heard also while something holds the loop.
+    """
+    loop = asyncio.get_running_loop()
+    is_ending = False
+
+    def hear(number: int, _frame: object) -> None:
+        nonlocal is_ending
+        if is_ending:
+            _end_at_once(128 + number)
+        is_ending = True
+        grace.begin()
+        loop.call_soon_threadsafe(end)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, hear)
 
 
 def _end_at_once(code: int) -> None:

@@ -30,17 +30,18 @@ from acp_server.updates import asked_call, updates_for
 from agent_core.agent import Agent
 from agent_core.cancellation import AbortSignal
 from agent_core.content import Block, Image, Link, Resource, Text
-from agent_core.errors import AgentError, SessionNotFound
+from agent_core.errors import AgentError, QueueFull, SessionNotFound
 from agent_core.events import (
     Completed,
     Event,
     Failed,
+    MaxSteps,
     MaxTokens,
     Outcome,
     Refused,
     Rejected,
 )
-from agent_core.inbox import Prompt
+from agent_core.inbox import MAX_QUEUED, Prompt
 from agent_core.loop import Allow, Refuse
 from agent_core.models.adapter import ModelEvent, ModelRequest
 from agent_core.permissions import Approval
@@ -60,7 +61,11 @@ class ClientSession:
         self.agent: Agent | None = None
         self._peer = peer
         self._waiting: list[tuple[Prompt, bool]] = []  # for an agent, with: is it steering
+        self._loads = 0
+        self._has_agent = anyio.Event()  # or will never have one
         self._replays = 0
+        self._all_shown = anyio.Event()
+        self._all_shown.set()
         self._last_answered = anyio.Event()
         self._last_answered.set()
         self._unanswered: deque[tuple[Prompt, anyio.Event]] = deque()
@@ -81,24 +86,48 @@ class ClientSession:
         for prompt, is_steering in self._waiting:
             self._deliver(agent, prompt, is_steering=is_steering)
         self._waiting.clear()
+        self._has_agent.set()
 
     def detach(self) -> None:
         """Let go of the agent: nothing of it is shown here any more."""
         while self._detach:
             self._detach.pop()()
 
-    def fail(self, error: AgentError) -> None:
-        """The session has no agent and will not get one: what waited for it fails."""
+    def begin_load(self) -> None:
+        """A request wants the session loaded; there may be several at once."""
+        self._loads += 1
+
+    def end_load(self, error: AgentError | None) -> bool:
+        """That request has its agent, or failed with `error`.
+
+        Returns:
+            Whether the session is lost: the last load failed, and what waited for it with it.
+        """
+        self._loads -= 1
+        if self._loads or self.agent is not None or error is None:
+            return False
         for prompt, _is_steering in self._waiting:
             prompt.settle(None, error)
         self._waiting.clear()
+        self._has_agent.set()
+        return True
+
+    async def loaded(self) -> Agent | None:
+        """Wait for the session's agent; `None` if loading it failed.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+        """
+        await self._has_agent.wait()
+        return self.agent
 
     # --- prompts -----------------------------------------------------------------------------
 
     def submit(self, content: tuple[Block, ...], *, is_steering: bool) -> Prompt:
         """Take a prompt; in effect when this returns."""
         prompt = Prompt(content, "user")
-        if self.agent is None:
+        if self.agent is None and len(self._waiting) >= MAX_QUEUED:
+            prompt.settle(None, QueueFull(f"{MAX_QUEUED} prompts are waiting already."))
+        elif self.agent is None:
             self._waiting.append((prompt, is_steering))
         else:
             self._deliver(self.agent, prompt, is_steering=is_steering)
@@ -110,16 +139,40 @@ class ClientSession:
         except AgentError as exc:
             prompt.settle(None, exc)
 
-    def in_turn(self, prompt: Prompt) -> tuple[anyio.Event, anyio.Event]:
+    def in_turn(self, prompt: Prompt, *, is_steering: bool) -> tuple[anyio.Event, anyio.Event]:
         """Return the event of the answer before the prompt's, and of the prompt's own.
 
-        Prompts are answered in the order in which they came.
+        Prompts are answered in the order in which they came; steering with the turn it joined.
         """
-        before, self._last_answered = self._last_answered, anyio.Event()
-        while self._unanswered and self._unanswered[0][1].is_set():
-            self._unanswered.popleft()
-        self._unanswered.append((prompt, self._last_answered))
-        return before, self._last_answered
+        before, answered = self._last_answered, anyio.Event()
+        if is_steering:
+            before = anyio.Event()
+            before.set()
+        else:
+            self._last_answered = answered
+        self._unanswered = deque(entry for entry in self._unanswered if not entry[1].is_set())
+        self._unanswered.append((prompt, answered))
+        return before, answered
+
+    async def answer_to(self, prompt: Prompt, before: anyio.Event) -> dict[str, str]:
+        """Wait for the prompt's end and say how it ended, behind the answers before it.
+
+        Cancellation: safe; the turn goes on. Concurrency: one task a prompt.
+
+        Raises:
+            RpcError: The turn failed; the session is usable.
+        """
+        try:
+            outcome = await prompt.settled()
+        except SessionNotFound as exc:  # the load that the prompt waited for failed
+            data = {"sessionId": exc.session_id}
+            raise RpcError(RESOURCE_NOT_FOUND, "Unknown session", data) from None
+        except AgentError as exc:
+            raise RpcError(INTERNAL_ERROR, str(exc)) from None
+        finally:
+            await before.wait()
+            await self._all_shown.wait()
+        return {"stopReason": _stop_reason(outcome)}
 
     async def _behind_the_answers(
         self,
@@ -131,10 +184,9 @@ class ClientSession:
     ) -> Allow | Refuse:
         """Hold a turn until those before it are answered: a client takes what comes for theirs."""
         for prompt, answered in tuple(self._unanswered):
-            if not prompt.is_settled:
-                break
-            async with signal.scope():
-                await answered.wait()
+            if prompt.is_settled:
+                async with signal.scope():
+                    await answered.wait()
         return await next_()
 
     def withdraw(self, prompt: Prompt) -> None:
@@ -164,6 +216,8 @@ class ClientSession:
         events, shown = self.agent.session.events, 0
         n_old = len(events)
         self._replays += 1
+        if self._all_shown.is_set():
+            self._all_shown = anyio.Event()
         try:
             while shown < len(events):
                 self._show(events[shown], is_replay=shown < n_old)
@@ -172,7 +226,11 @@ class ClientSession:
                     await anyio.lowlevel.checkpoint()
                     await self._peer.drained()
         finally:
+            for event in events[max(shown, n_old) :]:  # the replay was broken off
+                self._show(event)
             self._replays -= 1
+            if not self._replays:
+                self._all_shown.set()
 
     def _on_event(self, event: Event) -> None:
         if not self._replays:
@@ -205,6 +263,8 @@ class ClientSession:
     async def _ask(self, execution: ToolExecution, _next: object) -> Approval:
         """Ask the client's person. Whatever is not clearly a yes is not one."""
         _key, covers = execution.tool.remember_key(execution.args)
+        async with execution.signal.scope():
+            await self._all_shown.wait()  # the call is announced before it is asked about
         params = {
             "sessionId": self.id,
             "toolCall": asked_call(execution),
@@ -237,32 +297,14 @@ _OPTIONS: Final = (
 )
 
 
-async def answer_to(prompt: Prompt, before: anyio.Event) -> dict[str, str]:
-    """Wait for the prompt's end and say how it ended, behind the answers before it.
-
-    Cancellation: safe; the turn goes on. Concurrency: one task a prompt.
-
-    Raises:
-        RpcError: The turn failed; the session is usable.
-    """
-    try:
-        outcome = await prompt.settled()
-    except SessionNotFound as exc:  # the load that the prompt waited for failed
-        data = {"sessionId": exc.session_id}
-        raise RpcError(RESOURCE_NOT_FOUND, "Unknown session", data) from None
-    except AgentError as exc:
-        raise RpcError(INTERNAL_ERROR, str(exc)) from None
-    finally:
-        await before.wait()
-    return {"stopReason": _stop_reason(outcome)}
-
-
 def _stop_reason(outcome: Outcome | None) -> str:
     match outcome:
         case Completed() | Rejected():
             return "end_turn"
         case MaxTokens():
             return "max_tokens"
+        case MaxSteps():
+            return "max_turn_requests"
         case Refused():
             return "refusal"
         case Failed(code=code, message=message):

@@ -39,6 +39,7 @@ class Agent:
         session: The log, the one truth about what happened.
         hooks: Listeners of this agent only; those of the runtime come after them.
         model, tools, roots, files, commands, system_prompt: What its turns work with.
+        max_steps: Model calls a turn may have; 0 for any number.
         parent: The agent this one is a subagent of, or `None`.
     """
 
@@ -54,6 +55,7 @@ class Agent:
         commands: Commands,
         system_prompt: SystemPrompt,
         mode: str,
+        max_steps: int = 0,
         parent: Agent | None = None,
     ) -> None:
         self.session = session
@@ -64,6 +66,7 @@ class Agent:
         self.files = files
         self.commands = commands
         self.system_prompt = system_prompt
+        self.max_steps = max_steps
         self.parent = parent
         self._runtime = runtime
         self._default_mode = mode

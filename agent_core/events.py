@@ -37,6 +37,7 @@ __all__ = [
     "EventData",
     "Failed",
     "Interrupted",
+    "MaxSteps",
     "MaxTokens",
     "ModeChanged",
     "ModelRetry",
@@ -78,6 +79,10 @@ class MaxTokens(_Outcome, frozen=True, tag="max_tokens"):
     """The model hit its output limit in this turn and nothing worse happened."""
 
 
+class MaxSteps(_Outcome, frozen=True, tag="max_steps"):
+    """The turn had as many model calls as one may have."""
+
+
 class Refused(_Outcome, frozen=True, tag="refused"):
     """The model, or its provider's filter, refused to answer."""
 
@@ -108,7 +113,17 @@ class Interrupted(_Outcome, frozen=True, tag="interrupted"):
     """The process died in the turn. Written by repair when the log is loaded, never live."""
 
 
-Outcome = Completed | MaxTokens | Refused | Aborted | Disposed | Rejected | Failed | Interrupted
+Outcome = (
+    Completed
+    | MaxTokens
+    | MaxSteps
+    | Refused
+    | Aborted
+    | Disposed
+    | Rejected
+    | Failed
+    | Interrupted
+)
 
 
 # --- what happened --------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Prompt:
         content: What was said.
         source: Who said it: ``user`` or a listener's name.
         outcome: How its turn ended; `None` before, and for ever if no turn took it.
-        error: What the log does not know of: the turn could not start, or could not be saved.
+        error: What the log does not know of: it was not taken, or its end could not be saved.
     """
 
     __slots__ = ("_settled", "content", "error", "id", "outcome", "source")
@@ -60,7 +60,7 @@ class Prompt:
             Its outcome, or `None` if a cancel or disposal came before any turn took it.
 
         Raises:
-            AgentError: The turn could not start, or its end could not be saved.
+            AgentError: The prompt could not be taken, or its turn's end could not be saved.
         """
         await self._settled.wait()
         if self.error is not None:

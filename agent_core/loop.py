@@ -46,6 +46,7 @@ from agent_core.events import (
     ContextMessage,
     Disposed,
     Failed,
+    MaxSteps,
     MaxTokens,
     ModelRetry,
     Outcome,
@@ -73,7 +74,7 @@ from agent_core.models.adapter import (
     Retrying,
     TextDelta,
 )
-from agent_core.models.reply import Reply
+from agent_core.models.reply import Reply, number_calls
 from agent_core.prompt import AssembleContext, Assembly
 from agent_core.tools.batch import StepCalls
 from agent_core.tools.pipeline import ToolPipeline
@@ -196,10 +197,12 @@ class AgentLoop:
 
     async def when_idle(self) -> None:
         """See `Agent.when_idle`."""
+        while not self.is_disposed and (
+            self.status != "idle" or self._inbox.has_queued or self._pre_run_cancelled
+        ):
+            await self._idle_edge.wait()  # a listener of the edge may have sent more meanwhile
         if self.is_disposed:
             await self.quiet.wait()
-        elif self.status != "idle" or self._inbox.has_queued or self._pre_run_cancelled:
-            await self._idle_edge.wait()
 
     def unwinding(self) -> anyio.Event | None:
         """See `Agent.unwinding`."""
@@ -317,8 +320,9 @@ class AgentLoop:
     async def _flush(self, turn: _Turn) -> None:
         try:
             await self._agent.session.flush()
-        except StoreError as exc:
-            turn.error = exc
+        except Exception as exc:
+            unknown = StoreError("The session could not be saved.")
+            turn.error = exc if isinstance(exc, StoreError) else unknown
             log.exception("turn_flush_failed", session_id=self._agent.id, turn=turn.number)
             self._agent.hooks.emit("agent/error", self._agent, turn.number, turn.step, exc)
 
@@ -367,6 +371,8 @@ class AgentLoop:
                 outcome = MaxTokens()
             if not await self._continues(turn, owes_more):
                 return outcome
+            if turn.step == agent.max_steps:
+                return MaxSteps()
 
     async def _continues(self, turn: _Turn, owes_more: bool) -> bool:
         async def default(_agent: object, _turn: int, default: bool, _signal: object) -> bool:
@@ -499,7 +505,9 @@ class AgentLoop:
 
     async def _log_message(self, turn: _Turn, reply: Reply) -> tuple[ToolCallPart, ...]:
         """Let listeners see the message, log it, and return the calls to run."""
-        calls = () if reply.finish == "length" else reply.calls(f"call_{turn.number}_{turn.step}")
+        is_whole = reply.finish not in ("length", "refusal")
+        prefix = f"call_{turn.number}_{turn.step}"
+        calls = reply.calls(prefix) if is_whole else ()
 
         async def same(*args: Any) -> AssistantTurn:
             message: AssistantTurn = args[3]
@@ -514,11 +522,12 @@ class AgentLoop:
         except BaseException:
             self._keep_said(turn, reply)
             raise
-        if message.content or reply.usage is not None:
+        content = number_calls(message.content, prefix)  # a listener may have added some
+        if content or reply.usage is not None:
             self._agent.session.append(  # S12
-                AssistantMessage(turn.number, turn.step, message.content, reply.usage)
+                AssistantMessage(turn.number, turn.step, content, reply.usage)
             )
-        return tuple(part for part in message.content if isinstance(part, ToolCallPart))
+        return tuple(part for part in content if isinstance(part, ToolCallPart))
 
     async def _run_calls(self, turn: _Turn, calls: Sequence[ToolCallPart]) -> None:
         hooks = self._agent.hooks

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextvars
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -37,7 +37,8 @@ log = get_logger(__name__)
 class AgentRuntime:
     """Makes agents and owns what they run on: ``async with AgentRuntime(...) as runtime:``.
 
-    Leaving the block disposes every agent and waits until all are quiet.
+    Leaving the block disposes every agent, stops every task it was given, and waits until all are
+    quiet.
 
     Attributes:
         hooks: Listeners of all agents.
@@ -55,6 +56,7 @@ class AgentRuntime:
         commands: Commands,
         system_prompt: SystemPrompt | None = None,
         mode: str = "ask",
+        max_steps: int = 0,
     ) -> None:
         self.hooks = Hooks()
         self.subagents = Subagents(self)
@@ -66,8 +68,10 @@ class AgentRuntime:
         self._commands = commands
         self._system_prompt = system_prompt or SystemPrompt()
         self._mode = mode
+        self._max_steps = max_steps
         self._is_closing = False
         self._watched: set[anyio.Event] = set()
+        self._stops: dict[object, Callable[[], object]] = {}
         self._tasks: TaskGroup
 
     async def __aenter__(self) -> AgentRuntime:
@@ -87,11 +91,13 @@ class AgentRuntime:
         self._is_closing = True
         for agent in tuple(self.agents.values()):
             agent.dispose()
-        if exc is None or isinstance(exc, Exception):
-            # Told of its owner's failure, the task group would cancel the drivers.
-            await self._tasks.__aexit__(None, None, None)
-            return None
+        for stop in tuple(self._stops.values()):
+            stop()
         try:
+            if exc is None or isinstance(exc, Exception):
+                # Told of its owner's failure, the task group would cancel the drivers.
+                await self._tasks.__aexit__(None, None, None)
+                return None
             return await self._tasks.__aexit__(exc_type, exc, traceback)
         except BaseExceptionGroup as group:
             if list(group.exceptions) != [exc]:
@@ -159,6 +165,7 @@ class AgentRuntime:
             commands=parent.commands,
             system_prompt=system_prompt,
             mode=parent.mode,
+            max_steps=parent.max_steps,
             parent=parent,
         )
         return self._publish(child, "startup")
@@ -186,6 +193,7 @@ class AgentRuntime:
             commands=self._commands,
             system_prompt=self._system_prompt,
             mode=self._mode,
+            max_steps=self._max_steps,
         )
         return self._publish(agent, source)
 
@@ -202,6 +210,33 @@ class AgentRuntime:
     def add_tool(self, tool: Tool) -> None:
         """Offer `tool` to every agent made from now on; it replaces one of the same name."""
         self._tools[tool.name] = tool
+
+    def start_task(
+        self,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        stop: Callable[[], object],
+        name: str,
+    ) -> None:
+        """Run `work` beside the agents, for what must be opened, used and closed by one task.
+
+        It has no ambient agent, and is not cancelled with whoever started it. What it raises is
+        logged and goes no further.
+
+        Args:
+            work: Must end soon once `stop` was called.
+            stop: Called when the runtime is left, which then waits for the end of `work`.
+            name: The task's.
+
+        Raises:
+            AgentDisposed: The runtime is being left.
+        """
+        if self._is_closing:
+            raise AgentDisposed("The agent is shutting down.")
+        key = object()
+        self._stops[key] = stop
+        context = self._context.copy()
+        self._tasks.create_task(self._run_task(key, work, name), name=name, context=context)
 
     def watch_unwinding(self, agent: Agent) -> None:
         """Have an aborted turn say what it waits for, should it take long. Idempotent."""
@@ -220,6 +255,17 @@ class AgentRuntime:
             if self.agents.get(agent.id) is agent:
                 del self.agents[agent.id]
 
+    async def _run_task(
+        self, key: object, work: Callable[[], Coroutine[Any, Any, None]], name: str
+    ) -> None:
+        try:
+            with anyio.CancelScope(shield=True):  # it is told by `stop`, and ends in its own way
+                await work()
+        except Exception:
+            log.exception("runtime_task_crashed", task=name)
+        finally:
+            del self._stops[key]
+
     async def _say_awaiting(self, agent: Agent, over: anyio.Event) -> None:
         try:
             with anyio.move_on_after(SAY_AWAITING_AFTER_S):
@@ -229,6 +275,9 @@ class AgentRuntime:
             for call_id, title in tuple(agent.running_calls.items()):
                 agent.running_calls[call_id] = f"Waiting for it to stop: {title}"
                 agent.session.append(ToolProgress(call_id, title=agent.running_calls[call_id]))
+        except Exception:  # a validator's veto, say: one notice less, and nothing else
+            log.exception("notice_not_logged", session_id=agent.id)
+        else:
             await over.wait()  # once is enough, however often somebody presses Stop
         finally:
             self._watched.discard(over)

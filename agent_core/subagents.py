@@ -20,7 +20,7 @@ import anyio
 from msgspec import Struct
 
 from agent_core.cancellation import AbortSignal
-from agent_core.content import Block, TextPart
+from agent_core.content import Block, ReasoningPart, TextPart, ToolCallPart
 from agent_core.errors import AgentError
 from agent_core.events import (
     Aborted,
@@ -30,9 +30,15 @@ from agent_core.events import (
     Event,
     EventData,
     Failed,
+    MaxSteps,
     MaxTokens,
+    ModeChanged,
+    ModelRetry,
     Outcome,
+    PermissionAsked,
+    PermissionDecided,
     Refused,
+    ToolProgress,
     TurnEnd,
 )
 from agent_core.inbox import Prompt
@@ -57,6 +63,15 @@ MAX_DEPTH: Final = 3
 MAX_LIVE: Final = 8
 """Live children of one agent; further ones wait. Counted for each agent and not for a tree, or
 children that wait for children of their own could take each other's places for ever."""
+
+_NOT_INHERITED: Final = (
+    AssistantChunk,
+    ModeChanged,
+    ModelRetry,
+    PermissionAsked,
+    PermissionDecided,
+    ToolProgress,
+)
 
 log = get_logger(__name__)
 
@@ -83,7 +98,7 @@ class SubagentRequest:
     persona: str | None = None
 
 
-Reason = Literal["completed", "aborted", "max_tokens", "refusal", "error"]
+Reason = Literal["completed", "aborted", "max_tokens", "max_steps", "refusal", "error"]
 
 
 class SubagentResult(Struct, frozen=True):
@@ -279,8 +294,11 @@ class _ChildRun:
         self._child = child
         self._signal = request.signal
         self._seeded = seeded
-        self._prompt: Prompt = child.send(request.prompt, source="parent")
+        # Listening comes first: what is told of the prompt may abort already.
         self._remove = request.signal.on_abort(self._abort)
+        self._prompt: Prompt = child.send(request.prompt, source="parent")
+        if request.signal.aborted:
+            self._abort(request.signal.reason)
 
     @property
     def id(self) -> str:
@@ -309,9 +327,25 @@ class _ChildRun:
 
 
 def _finished(parent: Agent) -> list[EventData]:
+    """Return what the parent said and did up to its last finished turn, and nothing it decided.
+
+    Modes and remembered answers are not inherited by way of history. Of a message's chunks one for
+    each part is enough.
+    """
     events = parent.session.events
     ends = (i for i in range(len(events), 0, -1) if isinstance(events[i - 1].data, TurnEnd))
-    return [event.data for event in events[: next(ends, 0)]]
+    seed: list[EventData] = []
+    for event in events[: next(ends, 0)]:
+        data = event.data
+        if isinstance(data, AssistantMessage):
+            seed += (
+                AssistantChunk(data.turn, data.step, part.text, isinstance(part, ReasoningPart))
+                for part in data.content
+                if not isinstance(part, ToolCallPart)
+            )
+        if not isinstance(data, _NOT_INHERITED):
+            seed.append(data)
+    return seed
 
 
 def _reason(outcome: Outcome | None) -> Reason:
@@ -320,6 +354,8 @@ def _reason(outcome: Outcome | None) -> Reason:
             return "completed"
         case MaxTokens():
             return "max_tokens"
+        case MaxSteps():
+            return "max_steps"
         case Refused():
             return "refusal"
         case None | Aborted():

@@ -121,8 +121,12 @@ class Answer:
             yield UsageReport(usage)
 
     def finish(self) -> FinishReason | None:
-        """Return how the answer ended; `None` if it ended without a word or a reason."""
-        if self.reason is None and not (self._has_text or self._calls):
+        """Return how the answer ended; `None` if it broke off.
+
+        Some endpoints give no reason behind a text. Behind calls its absence means that there may
+        be more of them, or more of their arguments: such calls must not run.
+        """
+        if self.reason is None and (self._calls or not self._has_text):
             return None
         reason = _FINISH.get(self.reason or "")
         if reason is not None:

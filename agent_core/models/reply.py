@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import count
+
+from msgspec import structs
+
 from agent_core.content import Part, ReasoningPart, TextPart, ToolCallPart, Usage
 from agent_core.models.adapter import (
     Finish,
@@ -13,7 +17,7 @@ from agent_core.models.adapter import (
     UsageReport,
 )
 
-__all__ = ["Reply"]
+__all__ = ["Reply", "number_calls"]
 
 
 class Reply:
@@ -65,3 +69,14 @@ class Reply:
             ToolCallPart(f"{prefix}_{number}", "".join(names), "".join(arguments))
             for number, (_index, (names, arguments)) in enumerate(ordered, start=1)
         )
+
+
+def number_calls(content: tuple[Part, ...], prefix: str) -> tuple[Part, ...]:
+    """Return `content` with the ids that `Reply.calls` gives, whatever its calls had before."""
+    numbers = count(1)
+    return tuple(
+        structs.replace(part, id=f"{prefix}_{next(numbers)}")
+        if isinstance(part, ToolCallPart)
+        else part
+        for part in content
+    )

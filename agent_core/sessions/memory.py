@@ -77,8 +77,16 @@ class MemoryStore:
         return page_of(headers, limit)
 
     async def delete(self, session_id: str) -> None:
-        """Forget the session for good."""
-        self._sessions.pop(session_id, None)
+        """Forget the session and its subagents' for good."""
+        family = {session_id}
+        while more := {
+            kept.header.id
+            for kept in self._sessions.values()
+            if kept.header.parent_id in family and kept.header.id not in family
+        }:
+            family |= more
+        for forgotten in family:
+            self._sessions.pop(forgotten, None)
 
     async def ping(self) -> None:
         """Do nothing: memory can always be read."""

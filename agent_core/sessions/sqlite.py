@@ -80,16 +80,17 @@ class SqliteStore:
         """
         if self._is_closed:
             return
+        self._is_closed = True
         if self._writer.is_started:
-            try:
-                await self._ask(self._writer.close)
-            finally:
-                self._is_closed = True
+            await self._answered(self._writer.close)
         self._writer.join()
 
     async def _ask(self, work: Callable[[], _T], *, is_flush: bool = False) -> _T:
         if self._is_closed:
             raise StoreError("the session store is closed")
+        return await self._answered(work, is_flush=is_flush)
+
+    async def _answered(self, work: Callable[[], _T], *, is_flush: bool = False) -> _T:
         request = Request(work, is_flush=is_flush)
         self._writer.post(request)
         await request.done.wait()

@@ -61,6 +61,10 @@ _PAGE: Final = (
     " and (:all or updated_ms < :ms or (updated_ms = :ms and id < :id))"
     " order by updated_ms desc, id desc limit :limit"
 )
+_FAMILY: Final = (
+    "with recursive family(id) as (select ? union select sessions.id from sessions"
+    " join family on sessions.parent_id = family.id) select id from family"
+)
 _TOUCH: Final = "update sessions set updated_ms = ?, title = coalesce(title, ?) where id = ?"
 
 _FAILED: Final = "the session database failed"
@@ -162,8 +166,9 @@ class Writer:
             self._is_rung = True
             self._bell.put(False)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="session-store", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="session-store", daemon=True)
+            thread.start()  # may fail; the next item tries again
+            self._thread = thread
 
     def join(self) -> None:
         """Wait for the thread, which is done with everything but its return."""
@@ -328,13 +333,15 @@ class Writer:
     def delete(self, session_id: str) -> None:
         """See `SqliteStore.delete`."""
         with self._transaction() as db:
-            _forget(db, [session_id])
-        self._ours.discard(session_id)
-        self._refused.pop(session_id, None)
+            family = [found for (found,) in db.execute(_FAMILY, (session_id,))]
+            _forget(db, family)
+        for forgotten in family:
+            self._ours.discard(forgotten)
+            self._refused.pop(forgotten, None)
 
     def ping(self) -> None:
         """See `SqliteStore.ping`."""
-        self._db().execute("select 1 from sessions limit 1").fetchone()
+        self._db().execute(f"{_HEADER} limit 1").fetchone()
 
     def close(self) -> None:
         """Write what there is, let go of the file, end the thread."""

@@ -101,7 +101,7 @@ class SessionStore(Protocol):
         ...
 
     async def delete(self, session_id: str) -> None:
-        """Forget the session for good. Unknown ids are fine."""
+        """Forget the session and its subagents' for good. Unknown ids are fine."""
         ...
 
     async def ping(self) -> None:

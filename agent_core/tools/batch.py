@@ -151,9 +151,8 @@ class StepCalls:
         """Give the calls that have no result yet the one that is true of them."""
         since = self._session.events[self._begin :]
         entered = {event.data.call_id for event in since if isinstance(event.data, ToolStart)}
-        for part in self._calls[self._logged :]:
-            if part.id in self._unlogged:
-                continue
+        while self._logged < len(self._calls):  # each round logs one, and those that waited for it
+            part = self._calls[self._logged]
             if part.id not in self._announced:
                 self._announce(part)
             output = ABORTED if part.id in entered else NOT_RUN

@@ -20,6 +20,7 @@ __all__ = ["LocalCommands"]
 _HEAD_BYTES: Final = 8 * 1024
 _TAIL_BYTES: Final = 24 * 1024
 _REPORT_INTERVAL_S: Final = 0.25
+_LONGEST_REPORT_INTERVAL_S: Final = 10.0
 
 
 class LocalCommands:
@@ -102,9 +103,14 @@ class _Output:
         return f"{head}\n[… {left_out} bytes left out …]\n{decoder.decode(tail[begin:], is_final)}"
 
     async def report(self, on_output: Callable[[str], None]) -> None:
-        """Tell `on_output` of new output soon, but not more often than 4 times a second."""
+        """Tell `on_output` of new output: 4 times a second at first, later every few seconds.
+
+        Each report stays in the session's log, and a command may run for a day.
+        """
+        interval_s = _REPORT_INTERVAL_S
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
             on_output(self.text(is_final=False))
-            await anyio.sleep(_REPORT_INTERVAL_S)
+            await anyio.sleep(interval_s)
+            interval_s = min(1.1 * interval_s, _LONGEST_REPORT_INTERVAL_S)

@@ -59,7 +59,7 @@ def _read(path: str) -> str:
         raise _failure("read", path, exc) from exc
     if len(data) > MAX_FILE_BYTES:
         raise ToolError(
-            f"{path} is larger than {MAX_FILE_BYTES // 2**20} MiB; use search or a command to see "
+            f"{path} is larger than {MAX_FILE_BYTES // 2**20} MiB; use a command to see "
             "parts of it",
             code="TOO_LARGE",
         )

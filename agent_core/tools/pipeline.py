@@ -57,7 +57,7 @@ NOT_RUN: Final = ToolOutput(
 _DENIALS: Final = {
     Approval.REJECTED: "the user said no",
     Approval.REJECTED_ALWAYS: "the user said no, for the rest of this session",
-    Approval.UNAVAILABLE: "this needs the user's permission and nobody can be asked",
+    Approval.UNAVAILABLE: "this needs the user's permission, and no valid answer came",
     Approval.CANCELLED: "the question was dismissed",
 }
 
@@ -161,12 +161,12 @@ class ToolPipeline:
     async def _admit(self, execution: ToolExecution) -> ToolOutput | None:
         """Return `None` if the call may run, otherwise its result."""
         execution.signal.raise_if_aborted()
-        decision: Decision = await self._agent.hooks.waterfall(
-            "tools/pre-execute", execution, final=self._policy
+        decision = _decided(
+            await self._agent.hooks.waterfall("tools/pre-execute", execution, final=self._policy)
         )
         if decision.verdict is Verdict.ASK:
             decision = await self._ask(execution)
-        if decision.verdict is Verdict.DENY:
+        if decision.verdict is not Verdict.ALLOW:
             reason = f"Not permitted: {decision.reason}."
             return ToolOutput(reason, is_error=True, code="DENIED")
         execution.signal.raise_if_aborted()
@@ -202,6 +202,8 @@ class ToolPipeline:
             self._agent.cancel()  # a person who dismisses the question stops the turn
             execution.signal.raise_if_aborted()
         if approval.is_allowed:
+            if await execution.tool.preview(execution.args, self._context(execution)) != preview:
+                raise ToolError("It changed while the question was open.", code="CHANGED")
             return Decision(Verdict.ALLOW)
         return Decision(Verdict.DENY, _DENIALS[approval])
 
@@ -225,7 +227,8 @@ class ToolPipeline:
         agent = self._agent
 
         def progress(content: tuple[ToolContent, ...]) -> None:
-            agent.session.append(ToolProgress(execution.call_id, content=content))
+            if execution.call_id in agent.running_calls:  # and not from what a tool left behind
+                agent.session.append(ToolProgress(execution.call_id, content=content))
 
         return ToolContext(
             agent,
@@ -256,14 +259,14 @@ async def _contained(
             is_error=True,
             code="TOOL_CANCELLED",
         )
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         failure = _crash(execution.tool, execution.call_id, exc)
         if execution.signal.aborted:
             return aborted
         return ToolOutput(failure.message, is_error=True, code=failure.code)
 
 
-def _crash(tool: Tool, call_id: str, exc: Exception) -> ToolError:
+def _crash(tool: Tool, call_id: str, exc: BaseException) -> ToolError:
     # The text of a foreign exception may hold anything; its type is safe and often enough.
     log.error("tool_call_crashed", tool=tool.name, call_id=call_id, exc_info=exc)
     return ToolError(f"The tool failed unexpectedly ({type(exc).__name__}).", code="TOOL_CRASHED")
@@ -275,6 +278,14 @@ async def _output_of(work: Awaitable[object]) -> ToolOutput:
     if not isinstance(output, ToolOutput):
         raise TypeError(f"a ToolOutput was expected, not {type(output).__name__}")
     return output
+
+
+def _decided(value: object) -> Decision:
+    """Return what a listener decided; whatever is not a decision is a denial."""
+    if isinstance(value, Decision) and isinstance(value.verdict, Verdict):
+        return value
+    log.error("decision_malformed", got=type(value).__name__)
+    return Decision(Verdict.DENY, "the policy gave no valid decision")
 
 
 def _unless_overtaken(signal: AbortSignal, output: ToolOutput) -> ToolOutput:

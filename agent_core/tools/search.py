@@ -50,6 +50,7 @@ class _Line(Struct, frozen=True):
     text: str = ""
     error: str | None = None
     is_cut: bool = False
+    skipped: int = 0
 
 
 class Search(Tool):
@@ -99,7 +100,10 @@ class Search(Tool):
         if ending == "exited" and tree.exit_code != 0:
             raise ToolError(f"the search failed: {found.decode(errors='replace')[-500:]}")
         notes = [f"[stopped after {_LIMIT_S:g} s]"] if ending == "timed_out" else []
-        return ToolOutput("\n".join(_describe(bytes(found), context.roots) + notes) or "no matches")
+        lines = [*_describe(bytes(found), context.roots), *notes]
+        if all(line.startswith("[") for line in lines):
+            lines.insert(0, "no matches")
+        return ToolOutput("\n".join(lines))
 
 
 def _describe(found: bytes, roots: Roots) -> list[str]:
@@ -109,9 +113,13 @@ def _describe(found: bytes, roots: Roots) -> list[str]:
     ]
     if messages and messages[0].error is not None:
         raise ToolError(messages[0].error, code="BAD_ARGUMENTS")
-    return [
-        "[cut: there are more matches; narrow the search or raise max_results]"
-        if message.is_cut
-        else f"{roots.show(message.path)}:{message.line}: {message.text}"
-        for message in messages
-    ]
+    return [text for message in messages if (text := _text_of(message, roots))]
+
+
+def _text_of(message: _Line, roots: Roots) -> str:
+    if message.is_cut:
+        return "[cut: there are more matches; narrow the search or raise max_results]"
+    if message.path:
+        return f"{roots.show(message.path)}:{message.line}: {message.text}"
+    files = "file was" if message.skipped == 1 else "files were"
+    return f"[{message.skipped} {files} too large, or no text]" if message.skipped else ""

@@ -2,7 +2,8 @@
 
 Run by path as ``python -I -S search_worker.py``, so it imports the standard library only. Reads one
 JSON object from stdin (`_Request`), writes JSON lines: ``{"path", "line", "text"}`` for each match,
-``{"error"}`` for a wrong request, ``{"is_cut": true}`` when there are more matches than asked for.
+``{"error"}`` for a wrong request, ``{"is_cut": true}`` when there are more matches than asked for,
+and last ``{"skipped"}``, how many files were too large or not text.
 """
 
 from __future__ import annotations
@@ -48,12 +49,19 @@ def main() -> None:
         return
     is_named = re.compile(_glob_to_regex(request["glob"])) if request["glob"] else None
     left = request["max_results"]
+    skipped = 0
     for path, name in _files(request["path"]):
         if is_named is not None and not is_named.fullmatch(name):
             continue
-        text = _read(path)
+        data = _read(path)
+        if data is None:
+            continue
+        if len(data) > _MAX_FILE_BYTES or b"\0" in data:
+            skipped += 1
+            continue
+        text = data.decode(errors="replace")
         # A literal cannot span lines, so one search tells whether it is worth looking at them.
-        if text is None or not (request["regex"] or wanted.search(text)):
+        if not (request["regex"] or wanted.search(text)):
             continue
         for number, line in enumerate(text.split("\n"), 1):
             match = wanted.search(line.removesuffix("\r"))
@@ -64,6 +72,7 @@ def main() -> None:
                 return
             left -= 1
             _say(path=_printable(path), line=number, text=_around(line.removesuffix("\r"), match))
+    _say(skipped=skipped)
 
 
 def _files(start: str) -> Iterator[tuple[str, str]]:
@@ -78,23 +87,22 @@ def _files(start: str) -> Iterator[tuple[str, str]]:
             yield path, os.path.relpath(path, start)
 
 
-def _read(path: str) -> str | None:
-    """Return the text of a regular file that is neither large nor binary."""
+def _read(path: str) -> bytes | None:
+    """Return what is in a regular file; of a large one only enough to tell that it is one."""
     try:
         fd = os.open(path, _FLAGS)
     except OSError:  # a link, a socket, not ours to read, or gone by now
         return None
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:
+        if not stat.S_ISREG(status.st_mode):
             return None
         with open(fd, "rb", closefd=False) as file:
-            data = file.read(_MAX_FILE_BYTES)
+            return file.read(_MAX_FILE_BYTES + 1)
     except OSError:
         return None
     finally:
         os.close(fd)
-    return None if b"\0" in data else data.decode(errors="replace")
 
 
 def _around(line: str, match: re.Match[str]) -> str:

@@ -79,12 +79,16 @@ class _Worker:
     def __init__(self, cwd: str) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._tree = ProcessTree(
-                [sys.executable, "-m", "agent_core.tools.worker_main", str(theirs.fileno())],
-                cwd=cwd,
-                environ={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=(theirs.fileno(),),
-            )
+            try:
+                self._tree = ProcessTree(
+                    [sys.executable, "-m", "agent_core.tools.worker_main", str(theirs.fileno())],
+                    cwd=cwd,
+                    environ={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    pass_fds=(theirs.fileno(),),
+                )
+            except BaseException:
+                ours.close()
+                raise
         ours.setblocking(False)
         self._socket = ours
         self._unread = b""
@@ -92,7 +96,7 @@ class _Worker:
 
     async def call(self, target: str, args: Any, context: ToolContext) -> ToolOutput:
         self.is_idle = False
-        call, signal = Call(target, args), context.signal
+        call, signal = Call(context.roots.cwd, target, args), context.signal
         try:
             async with signal.scope():
                 await self._send(call)

@@ -73,6 +73,7 @@ def _read_orders(peer: socket.socket, calls: queue.SimpleQueue[tuple[Call, _Repo
 
 def _serve(call: Call, report: _Report) -> Result | Failure | Crash:
     try:
+        os.chdir(call.cwd)  # a worker serves one session after another
         tool = _make(call.target)
         return Result(tool.work(msgspec.convert(call.args, type(tool).Args), report))
     except ToolError as exc:

@@ -13,8 +13,9 @@ __all__ = ["Abort", "Call", "Crash", "Failure", "Progress", "Result", "decode", 
 
 
 class Call(Struct, frozen=True, tag="call"):
-    """Make the tool ``module:Class`` and call its `work` with `args`."""
+    """Go to `cwd`, make the tool ``module:Class`` and call its `work` with `args`."""
 
+    cwd: str
     target: str
     args: Any
 

@@ -45,7 +45,7 @@ class Write(Tool):
     async def preview(self, args: _Args, context: ToolContext) -> tuple[ToolContent, ...]:
         """Show what the file would become."""
         path, old = await self._target(args, context)
-        return (show_change(path, old, args.content),)
+        return (_shown(path, old, args.content),)
 
     async def run(self, args: _Args, context: ToolContext) -> ToolOutput:
         """Write the file.
@@ -57,14 +57,23 @@ class Write(Tool):
         await context.files.write(path, args.content, context.signal)
         verb = "created" if old is None else "replaced"
         output = f"{verb} {args.path} ({len(args.content.encode())} bytes)"
-        return ToolOutput(output, (show_change(path, old, args.content),))
+        return ToolOutput(output, (_shown(path, old, args.content),))
 
-    async def _target(self, args: _Args, context: ToolContext) -> tuple[str, str | None]:
+    async def _target(
+        self, args: _Args, context: ToolContext
+    ) -> tuple[str, str | ToolError | None]:
+        """Return the path, and its text, or why there is none; `None` for a new file."""
         path = context.roots.resolve(args.path)
         try:
             return path, await context.files.read(path, context.signal)
-        except ToolError:
-            return path, None  # missing or no text: either way there is no old text to show
+        except ToolError as exc:
+            return path, None if exc.code == "NOT_FOUND" else exc
+
+
+def _shown(path: str, old: str | ToolError | None, new: str) -> ToolContent:
+    if isinstance(old, ToolError):
+        return Text(f"{old.message}; it is replaced as a whole by {len(new)} characters of text")
+    return show_change(path, old, new)
 
 
 def show_change(path: str, old: str | None, new: str) -> ToolContent:

@@ -108,9 +108,9 @@ async def test_a_poor_environment_changes_nothing(changes, name, tmp_path):
     [
         (["--mode", "yolo"], "yolo"),
         (["--model", "gpt"], "gpt"),
-        (["--config", "/nonexistent.toml"], "/nonexistent.toml"),
-        (["--log-file", "/nonexistent/log"], "/nonexistent/log"),
-        (["--rehearsal-script", "/nonexistent.jsonl"], "script"),
+        (["--config", "/dev/null/none.toml"], "/dev/null/none.toml"),
+        (["--log-file", "/dev/null/log"], "/dev/null/log"),
+        (["--rehearsal-script", "/dev/null/none.jsonl"], "script"),
     ],
 )
 async def test_a_configuration_that_cannot_be_used_is_said_to_the_client(arguments, said, tmp_path):

@@ -274,7 +274,6 @@ async def test_an_unchanged_count_is_reported_once() -> None:
         ("stop", [], "stop"),
         (None, [text("a"), DONE], "stop"),
         (None, [text("a")], "stop"),
-        (None, [tool_call(0, "a", "list")], "tool_calls"),
     ],
 )
 async def test_each_finish_reason_has_one_meaning(

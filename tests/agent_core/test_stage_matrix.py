@@ -215,6 +215,7 @@ async def test_every_seam_is_given_what_the_table_says_with_the_signal_before_ne
         (signal,) = {signal for _name, signal in r.record.signals}
 
         silent = {"agent/created", "agent/disposed", "agent/session-start", "agent/error"}
+        silent |= {"subagent/start", "subagent/end"}
         assert set(r.record.names) == set(HOOKS) - silent - {"tools/execute", "tools/post-execute"}
         for name, args in r.record.seen:
             spec = HOOKS[name]

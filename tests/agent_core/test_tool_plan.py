@@ -12,7 +12,7 @@ from agent_core.events import EventData, PlanWritten
 from agent_core.tools.local_commands import LocalCommands
 from agent_core.tools.local_files import LocalFiles
 from agent_core.tools.plan import Plan
-from agent_core.tools.registry import ToolRegistry, default_tools
+from agent_core.tools.registry import default_tools
 from agent_core.tools.roots import Roots
 from agent_core.tools.tool import ToolContext
 
@@ -71,32 +71,15 @@ def test_the_plan_touches_nothing_and_is_thinking() -> None:
     assert plan.view(plan.parse('{"entries": []}'), Roots("/")).title == "Update the plan"
 
 
-def test_models_are_told_of_the_tools_sorted_by_name() -> None:
-    registry = ToolRegistry(default_tools())
-
-    names = [spec.name for spec in registry.specs()]
+def test_the_built_in_tools_have_a_name_each() -> None:
+    names = sorted(tool.name for tool in default_tools())
 
     assert names == ["edit", "list", "plan", "read", "search", "shell", "write"]
-    assert list(registry.names) == names
 
 
 def test_every_tool_takes_one_described_object_without_references() -> None:
-    for spec in ToolRegistry(default_tools()).specs():
+    for spec in (tool.spec() for tool in default_tools()):
         assert spec.parameters["type"] == "object"
         assert spec.parameters["additionalProperties"] is False
         assert "$ref" not in repr(spec.parameters)
         assert spec.description
-
-
-def test_tools_are_found_by_name() -> None:
-    registry = ToolRegistry(default_tools())
-
-    plan = registry.get("plan")
-
-    assert isinstance(plan, Plan)
-    assert registry.get("nothing") is None
-
-
-def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="two tools named plan"):
-        ToolRegistry((Plan(), Plan()))
