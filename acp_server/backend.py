@@ -73,9 +73,10 @@ class Backend:
             return False
         try:
             _header, events = await self.store.load(agent.id)
+            is_behind = len(events) > len(agent.session.events)
         except SessionNotFound:
-            return True
-        return len(events) > len(agent.session.events)
+            is_behind = True
+        return is_behind and agent.status == "idle"  # a turn may have begun meanwhile
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import anyio
@@ -33,6 +34,7 @@ from acp_server.errors import (
 )
 from acp_server.message import (
     BadMessage,
+    Message,
     Notification,
     Request,
     RequestId,
@@ -156,8 +158,12 @@ class Peer:
         """Take one line; `None` stands for one that was too long."""
         if line is None:
             self._answer(None, error=RpcError(INVALID_REQUEST, "The message is too long"))
-            return
-        match parse(line):
+        else:
+            self.handle(parse(line))
+
+    def handle(self, message: Message | None) -> None:
+        """Take one parsed line."""
+        match message:
             case Request() as request:
                 self._begin(request)
             case Notification() as notification:
@@ -281,7 +287,9 @@ class Peer:
         """Send a notification."""
         self.send(_to_line({"jsonrpc": "2.0", "method": method, "params": params}))
 
-    async def call(self, method: str, params: object, *, signal: AbortSignal) -> bytes:
+    async def call(
+        self, method: str, params: object, *, signal: AbortSignal | None = None
+    ) -> bytes:
         """Send a request and wait for its response.
 
         Cancellation: safe. When `signal` fires or the task is cancelled, the peer is told by
@@ -298,14 +306,15 @@ class Peer:
         """
         if self._is_closed:
             raise PeerClosed
-        signal.raise_if_aborted()
+        if signal is not None:
+            signal.raise_if_aborted()
         self._last_id += 1
         request_id, pending = self._last_id, _Pending()
         self._pending[request_id] = pending
         body = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
         self.send(_to_line(body))
         try:
-            async with signal.scope():
+            async with nullcontext() if signal is None else signal.scope():
                 await pending.done.wait()
         finally:
             if self._pending.pop(request_id, None) is not None:

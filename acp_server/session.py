@@ -104,7 +104,8 @@ class ClientSession:
             Whether the session is lost: the last load failed, and what waited for it with it.
         """
         self._loads -= 1
-        if self._loads or self.agent is not None or error is None:
+        has_agent = self.agent is not None and self.agent.status != "disposed"
+        if self._loads or has_agent or error is None:
             return False
         for prompt, _is_steering in self._waiting:
             prompt.settle(None, error)

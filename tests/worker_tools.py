@@ -35,6 +35,9 @@ class Blocking(Tool):
     def _echo(self, args: Args, report: Report) -> str:
         return f"{os.getpid()} {args.number}"
 
+    def _place(self, args: Args, report: Report) -> str:
+        return f"{os.getpid()} {os.getcwd()}"
+
     def _count(self, args: Args, report: Report) -> str:
         for number in range(args.number):
             report.show(f"{number} ü")

@@ -13,24 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
 import anyio
+import msgspec
 
-from acp_server import __version__
-from acp_server.chat.client import (
-    METHOD_NOT_FOUND,
-    AgentGone,
-    RequestFailed,
-    open_agent,
-)
 from acp_server.chat.keyboard import Keyboard, Typed
-from acp_server.chat.text import clean_line
+from acp_server.chat.text import to_mapping
 from acp_server.chat.view import View
+from acp_server.client import CANCELLED, AgentGone, open_agent, selected
+from acp_server.errors import INTERNAL_ERROR, RemoteError
+from acp_server.peer import InFlight, Method
 
 __all__ = ["run_chat"]
 
-PROTOCOL_VERSION: Final = 1
 STILL_WAITING_AFTER_S: Final = 2.0
 INTERRUPTED_EXIT_CODE: Final = 130
-CANCELLED: Final = {"outcome": {"outcome": "cancelled"}}
 OUR_COMMANDS: Final = ("help", "mode", "quit")
 HELP: Final = (
     "/mode NAME  change the session's mode",
@@ -135,8 +130,8 @@ class _Chat:
             async with open_agent(
                 command,
                 cwd=cwd,
-                on_notification=self._show,
-                on_request=self._answer,
+                methods={"session/request_permission": Method(dict[str, Any], self._answer)},
+                notifications={"session/update": self._show},
                 on_stderr=self._show_log if self._verbose else None,
             ) as self._agent:
                 await self._use_session(cwd, mode)
@@ -147,7 +142,7 @@ class _Chat:
         try:
             await self._open_session(cwd, mode)
             await self._converse()
-        except RequestFailed as failure:
+        except RemoteError as failure:
             self._fail(_describe(failure))
         except AgentGone as gone:
             self._fail(str(gone))
@@ -155,17 +150,7 @@ class _Chat:
                 self._view.lines(self._agent.last_words)
 
     async def _open_session(self, cwd: str, mode: str | None) -> None:
-        hello = await self._agent.request(
-            "initialize",
-            {
-                "protocolVersion": PROTOCOL_VERSION,
-                "clientCapabilities": {},
-                "clientInfo": {"name": "acp-agent-chat", "version": __version__},
-            },
-        )
-        if hello.get("protocolVersion") != PROTOCOL_VERSION:
-            offered = clean_line(str(hello.get("protocolVersion")))
-            raise RequestFailed(0, f"the agent speaks protocol version {offered}, not 1")
+        hello = await self._agent.initialize("acp-agent-chat")
         session = await self._agent.request("session/new", {"cwd": cwd, "mcpServers": []})
         self._session_id = str(session.get("sessionId"))
         self._modes = self._view.open(hello.get("agentInfo"), session.get("modes"))
@@ -223,7 +208,7 @@ class _Chat:
                 await self._change_mode(rest.strip())
             else:
                 await self._prompt(line)
-        except RequestFailed as failure:
+        except RemoteError as failure:
             self._fail(_describe(failure))
 
     def _help(self) -> None:
@@ -263,10 +248,12 @@ class _Chat:
             if not self._keyboard.is_interactive:
                 self._signal = signal.SIGINT
 
-    def _show(self, method: str, params: dict[str, Any]) -> None:
-        update = params.get("update")
-        if method == "session/update" and isinstance(update, dict):
-            self._view.update(update)
+    def _show(self, params: bytes | None) -> None:
+        update = to_mapping(msgspec.json.decode(params or b"{}")).get("update")
+        try:
+            self._view.update(to_mapping(update))
+        except BrokenPipeError as exc:  # the peer keeps what a handler raises to itself
+            self._tasks.start_soon(_raise, exc)
 
     def _show_log(self, line: str) -> None:
         self._view.lines([line])
@@ -308,9 +295,7 @@ class _Chat:
         self._view.note("stopping…")
         for question in turn.questions:
             question.cancel()
-        self._tasks.start_soon(
-            self._agent.notify, "session/cancel", {"sessionId": self._session_id}
-        )
+        self._agent.notify("session/cancel", {"sessionId": self._session_id})
         self._tasks.start_soon(self._remind, turn)
 
     async def _remind(self, turn: _Turn) -> None:
@@ -323,9 +308,14 @@ class _Chat:
         awaited = ", ".join(self._view.open_calls()) or "the agent's answer"
         self._view.note(f"still waiting for: {awaited} (Ctrl-C again leaves the chat)")
 
-    async def _answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        if method != "session/request_permission":
-            raise RequestFailed(METHOD_NOT_FOUND, "Method not found")
+    async def _answer(self, params: dict[str, Any], _in_flight: InFlight) -> dict[str, Any]:
+        try:
+            return await self._decide_or_ask(params)
+        except BrokenPipeError as exc:
+            self._tasks.start_soon(_raise, exc)
+            return CANCELLED
+
+    async def _decide_or_ask(self, params: dict[str, Any]) -> dict[str, Any]:
         turn = self._turn
         if turn is None or turn.interrupts:
             return CANCELLED
@@ -343,7 +333,9 @@ class _Chat:
     def _decide(self, params: dict[str, Any]) -> dict[str, Any]:
         kinds = ("allow_once", "allow_always") if self._permissions == "allow" else ("reject_once",)
         option = self._view.decide(params, kinds)
-        return CANCELLED if option is None else _selected(option.option_id)
+        if self._permissions != "allow":
+            self._view.note("rejected: nobody can be asked here; --yes or --mode allows it")
+        return CANCELLED if option is None else selected(option.option_id)
 
     async def _ask(self, turn: _Turn, params: dict[str, Any]) -> dict[str, Any]:
         options = self._view.ask(params)
@@ -360,13 +352,14 @@ class _Chat:
                 self._interrupt()
                 break
             if typed.strip().lower() in answers:
-                return _selected(answers[typed.strip().lower()].option_id)
+                return selected(answers[typed.strip().lower()].option_id)
         return CANCELLED
 
 
-def _selected(option_id: str) -> dict[str, Any]:
-    return {"outcome": {"outcome": "selected", "optionId": option_id}}
+async def _raise(exc: Exception) -> None:
+    raise exc
 
 
-def _describe(failure: RequestFailed) -> str:
-    return f"{failure.message} ({failure.code})" if failure.code else failure.message
+def _describe(failure: RemoteError) -> str:
+    is_plain = failure.code in (0, INTERNAL_ERROR)  # the message says it all
+    return failure.message if is_plain else f"{failure.message} ({failure.code})"

@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
@@ -52,10 +52,20 @@ def _fill_gaps() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free one
 
 
-async def read_lines(fd: int, receive: Callable[[bytes | None], None]) -> None:
+async def read_lines(
+    fd: int,
+    receive: Callable[[bytes | None], None],
+    *,
+    pace: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     """Give `receive` every line until the peer closes its end.
 
     Cancellation: safe. Concurrency: one task a descriptor.
+
+    Args:
+        fd: Where to read.
+        receive: Called with each line, with `None` for one that was too long.
+        pace: Awaited before more is read.
     """
     # Regular files and /dev/null cannot be waited for, and never make one wait for long.
     mode = os.fstat(fd).st_mode
@@ -65,6 +75,8 @@ async def read_lines(fd: int, receive: Callable[[bytes | None], None]) -> None:
     while data := await read(fd):
         for line in splitter.feed(data):
             receive(line)
+        if pace is not None:
+            await pace()
     receive(splitter.finish())
 
 
@@ -166,7 +178,7 @@ def _writer(fd: int) -> Callable[[memoryview], int]:
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
         return lambda view: _send(fd, view)
-    if stat.S_ISFIFO(mode):
+    if stat.S_ISFIFO(mode) or os.isatty(fd):
         try:
             # A description of our own, so that nobody else's end becomes non-blocking.
             own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK)

@@ -347,6 +347,8 @@ class Writer:
         """Write what there is, let go of the file, end the thread."""
         self._is_finished = True
         try:
+            if self._is_failing and self._connection is not None:
+                self._connection.execute("pragma busy_timeout = 0")  # it was waited for already
             self._write(is_durable=True)
         finally:
             if self._connection is not None:

@@ -330,3 +330,19 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     os.close(writes)
 
     assert done.stderr == b""
+
+
+def test_a_session_without_a_prompt_is_shown_by_its_whole_id(capsys):
+    async def keep() -> None:
+        store = SqliteStore(load_config({}).sessions_path)
+        await store.create(SessionHeader("sess_none_yet", "/work", 1, 1))
+        await store.create(SessionHeader("sess_child", "/work", 1, 1, "t", "sess_none_yet", 1))
+        await store.aclose()
+
+    anyio.run(keep)
+
+    for session_id in ("sess_none_yet", "sess_child"):
+        assert main(["sessions", "show", session_id]) == 0
+        assert session_id in capsys.readouterr().out
+    assert main(["sessions", "show", "sess_none"]) == 1
+    assert "acp-agent: no session sess_none" in capsys.readouterr().err

@@ -153,3 +153,38 @@ def test_a_missing_key_is_named_with_its_variable_and_its_file():
     assert model_problem(Config()) is None
     local = OpenAIConfig(base_url="http://localhost:11434/v1")
     assert model_problem(Config(model="openai:llama", openai=local)) is None
+
+
+def test_a_limit_of_steps_comes_from_the_flag_the_variable_or_the_file(environ, write):
+    assert load_config({}, environ).max_steps == 200
+    write("max_steps = 3\n")
+    assert load_config({}, environ).max_steps == 3
+    environ["ACP_AGENT_MAX_STEPS"] = "4"
+    assert load_config({}, environ).max_steps == 4
+    assert load_config({"max_steps": 0}, environ).max_steps == 0
+
+
+@pytest.mark.requirement("B146")
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("max_steps = -1", "negative"),
+        ("max_steps = 'many'", r"\$\.max_steps"),
+        ("idle_limit_s = -0.5", "negative"),
+        ("[openai]\nbase_url = 'localhost:11434/v1'", "http"),
+        ("[openai]\nbase_url = ''", "http"),
+        ("[openai]\nbase_url = 'file:///etc/passwd'", "http"),
+        ("[openai]\napi_key = 'SECRET\\n'", "key"),
+        ("[openai]\napi_key = 'SECRET é'", "key"),
+        ("[openai]\napi_key = 'two SECRETs'", "key"),
+    ],
+)
+def test_what_no_endpoint_could_be_reached_with_is_refused_without_showing_it(
+    environ, write, text, complaint
+):
+    write(text)
+
+    with pytest.raises(ConfigError, match=complaint) as told:
+        load_config({}, environ)
+
+    assert "SECRET" not in str(told.value)

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from core_rig import runtime_for, tool
 from provider_double import (
     DONE,
     Drip,
@@ -46,6 +47,7 @@ from agent_core.content import (
     Usage,
 )
 from agent_core.errors import ModelError
+from agent_core.events import Failed
 from agent_core.models.adapter import (
     AssistantTurn,
     Finish,
@@ -63,6 +65,7 @@ from agent_core.models.adapter import (
 )
 from agent_core.models.openai import OpenAIModel
 from agent_core.models.retry import RetryingModel
+from agent_core.tools.tool import ToolOutput
 
 KEY = "sk-test-0123456789"
 HI = UserTurn((Text("hi"),))
@@ -912,3 +915,25 @@ async def test_200_aborted_streams_leave_no_task_and_no_file_behind() -> None:
 
         assert len(os.listdir("/dev/fd")) == n_files
         assert len(anyio.get_running_tasks()) == n_tasks
+
+
+@pytest.mark.requirement("B149", "B150")
+@pytest.mark.parametrize("words", [(), (text("I will look"),)])
+@pytest.mark.parametrize("end", [(), (DONE,)])
+async def test_calls_without_a_finish_reason_may_be_half_and_do_not_run(
+    words: tuple[bytes, ...], end: tuple[bytes, ...]
+) -> None:
+    ran: list[object] = []
+
+    async def act(context: Any) -> ToolOutput:
+        ran.append(context)
+        return ToolOutput("ok")
+
+    steps = (*words, tool_call(0, "c", "act", "{}"), *end)
+    async with served(answer(*steps, reason=None)) as (model, _double):
+        async with runtime_for(model, [tool("act", act, does="execute")]) as runtime:
+            outcome = await (await runtime.create("/")).send("go").settled()
+
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "TRANSPORT"
+    assert ran == []

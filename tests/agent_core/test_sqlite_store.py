@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -463,3 +464,58 @@ def test_a_kill_after_a_flush_loses_nothing(path: Path) -> None:
     assert [event.data for event in events] == [
         TurnStart(seq, "user") for seq in range(len(events))
     ]
+
+
+# --- its beginning and its end ---------------------------------------------------------------
+
+
+async def test_a_thread_that_could_not_be_started_is_started_by_the_next_request(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with opened(path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                await store.ping()
+
+        await store.create(header())
+        await store.ping()
+
+
+@pytest.mark.race
+async def test_whatever_is_asked_while_the_store_closes_is_answered(path: Path) -> None:
+    store = SqliteStore(path)
+    await store.create(header(title="t"))
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.aclose)
+            await anyio.lowlevel.checkpoint()  # the thread has been told to end
+            with pytest.raises(StoreError, match="closed"):
+                await store.list_sessions()
+            with pytest.raises(StoreError, match="closed"):
+                await store.flush("s")
+
+
+async def test_a_store_that_was_closed_before_its_first_use_is_closed(path: Path) -> None:
+    store = SqliteStore(path)
+    await store.aclose()
+    await store.aclose()
+
+    with pytest.raises(StoreError, match="closed"):
+        await store.ping()
+    assert not await anyio.Path(path).exists()
+
+
+async def test_a_file_with_other_columns_does_not_pass_for_a_store(path: Path) -> None:
+    async with opened(path) as store:
+        await store.create(header())
+        await store.ping()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("alter table sessions rename column title to headline")
+
+    async with opened(path) as store:
+        with pytest.raises(StoreError):
+            await store.ping()

@@ -306,3 +306,32 @@ async def test_a_conversation_survives_the_way_through_the_store(fresh_store: Op
         assert list(again.events) == list(session.events)
         assert again.messages == session.messages
         assert (await store.list_sessions()).sessions[0].title == "Hello"
+
+
+async def test_with_a_session_its_subagents_go_however_deep_and_nobody_else(
+    fresh_store: Opened,
+) -> None:
+    async with fresh_store as store:
+        for session_id, parent in (
+            ("a", None),
+            ("a1", "a"),
+            ("a2", "a"),
+            ("a11", "a1"),
+            ("b", None),
+            ("b1", "b"),
+        ):
+            await store.create(SessionHeader(session_id, "/work", 1, 1, "t", parent))
+            store.append(session_id, 0, 1, chunk("SECRET"))
+            await store.flush(session_id)
+
+        await store.delete("a")
+
+        for gone in ("a", "a1", "a2", "a11"):
+            with pytest.raises(SessionNotFound):
+                await store.load(gone)
+        for kept in ("b", "b1"):
+            assert len((await store.load(kept))[1]) == 1
+        store.append("a11", 1, 1, chunk("late"))
+        await store.flush("a11")
+        with pytest.raises(SessionNotFound):
+            await store.load("a11")

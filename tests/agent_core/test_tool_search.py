@@ -244,3 +244,20 @@ def test_a_search_is_announced_with_pattern_and_place() -> None:
     view = search.view(search.parse('{"pattern": "x", "path": "src"}'), roots)
     assert view.title == "Search 'x' in src"
     assert view.locations[0].path == "/home/me/src"
+
+
+@pytest.mark.parametrize(
+    ("skipped", "said"),
+    [(1, "[1 file was too large, or no text]"), (3, "[3 files were too large, or no text]")],
+)
+async def test_no_match_is_not_said_alone_when_files_were_skipped(
+    skipped: int, said: str, searching: Searching, tmp_path: Path
+) -> None:
+    write(tmp_path / "a.txt", "hay")
+    assert await searching.find("needle") == ["no matches"]
+    for number in range(skipped):
+        write(tmp_path / f"{number}.bin", b"needle\0")
+
+    assert await searching.find("needle") == ["no matches", said]
+    assert await searching.find("needle", glob="*.txt") == ["no matches"]
+    assert await searching.find("hay") == ["a.txt:1: hay", said]

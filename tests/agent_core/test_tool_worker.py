@@ -231,3 +231,29 @@ async def test_a_class_no_worker_could_import_is_refused(tmp_path: Path) -> None
 
     with pytest.raises(TypeError, match="importable"):
         await run_in_worker(Local(), Args("echo"), Call(tmp_path).context)
+
+
+async def test_a_worker_that_serves_two_sessions_works_in_the_directory_of_each(
+    tmp_path: Path,
+) -> None:
+    tool, places = Blocking(), [tmp_path / "one", tmp_path / "two"]
+    answers = []
+    for place in (*places, places[0]):
+        place.mkdir(exist_ok=True)
+        answers.append((await tool.run(Args("place"), Call(place).context)).output.split())
+    await tool.aclose()
+
+    assert [place for _pid, place in answers] == [str(places[0]), str(places[1]), str(places[0])]
+    assert len({pid for pid, _place in answers}) == 1
+
+
+async def test_a_directory_that_is_gone_fails_the_call_and_not_the_worker(tmp_path: Path) -> None:
+    tool, gone = Blocking(), tmp_path / "gone"
+    pid, _place = (await tool.run(Args("place"), Call(tmp_path).context)).output.split()
+
+    with pytest.raises(ToolError):
+        await tool.run(Args("place"), Call(gone).context)
+
+    again, place = (await tool.run(Args("place"), Call(tmp_path).context)).output.split()
+    await tool.aclose()
+    assert (again, place) == (pid, str(tmp_path))
