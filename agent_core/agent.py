@@ -14,7 +14,7 @@ from agent_core.content import Block, Text
 from agent_core.errors import AgentDisposed
 from agent_core.events import ModeChanged
 from agent_core.hooks import Hooks
-from agent_core.inbox import Prompt
+from agent_core.inbox import Prompt, check_content
 from agent_core.loop import AgentLoop
 from agent_core.models.adapter import ModelAdapter
 from agent_core.permissions import MODES
@@ -128,6 +128,28 @@ class Agent:
             QueueFull: Too many prompts are waiting.
         """
         return self.submit(Prompt(_blocks(content), source), is_steering=True)
+
+    def inject(self, content: str | tuple[Block, ...], *, source: str) -> None:
+        """Tell the model something without asking it for anything.
+
+        It joins the next step, of the turn that runs or of the next one; no turn is started for it,
+        and a cancel leaves it.
+
+        Args:
+            content: Text, or blocks.
+            source: Who says it; the model is told.
+
+        Raises:
+            AgentDisposed: The agent takes no more work.
+            QueueFull: Too much is waiting.
+            TypeError: The log cannot hold it.
+        """
+        self._check_thread()
+        if self._loop.is_disposed:
+            raise AgentDisposed("The session is being closed.")
+        blocks = _blocks(content)
+        check_content(blocks, source)
+        self._loop.inject(blocks, source)
 
     def submit(self, prompt: Prompt, *, is_steering: bool = False) -> Prompt:
         """Do what `send` or `steer` does, with a prompt made before.

@@ -18,6 +18,12 @@ MAX_QUEUED: Final = 64
 """What may wait in one inbox; a person never gets near, a broken client does."""
 
 
+def check_content(content: tuple[Block, ...], source: str) -> None:
+    """Raise `TypeError` unless the log can hold this."""
+    if type(source) is not str or not all(isinstance(block, Block) for block in content):
+        raise TypeError("content is a tuple of content blocks, and its source has a name")
+
+
 class Prompt:
     """Work sent to an agent, and what became of it.
 
@@ -37,8 +43,7 @@ class Prompt:
         Raises:
             TypeError: Something in it is not what the log can hold.
         """
-        if type(source) is not str or not all(isinstance(block, Block) for block in content):
-            raise TypeError("a prompt is a tuple of content blocks and the name of its source")
+        check_content(content, source)
         self.id: Final = uuid.uuid4().hex
         self.content: Final = content
         self.source: Final = source
@@ -75,11 +80,15 @@ class Prompt:
 
 
 class Inbox:
-    """Two first-in-first-out queues. All methods are synchronous; the loop owns the instance."""
+    """First in, first out: prompts, steering, context. Synchronous; the loop owns the instance.
+
+    Context asks for nothing, so a cancel leaves it: it joins whatever runs next.
+    """
 
     def __init__(self) -> None:
         self._queued: deque[Prompt] = deque()
         self._steering: deque[Prompt] = deque()
+        self._context: list[tuple[tuple[Block, ...], str]] = []
 
     @property
     def has_queued(self) -> bool:
@@ -109,6 +118,20 @@ class Inbox:
         self._check_room()
         self._steering.append(prompt)
 
+    def inject(self, content: tuple[Block, ...], source: str) -> None:
+        """Park context for the next step there is, of this turn or another.
+
+        Raises:
+            QueueFull: `MAX_QUEUED` are waiting.
+        """
+        self._check_room()
+        self._context.append((content, source))
+
+    def take_context(self) -> list[tuple[tuple[Block, ...], str]]:
+        """Take all parked context, oldest first, each with its source."""
+        taken, self._context = self._context, []
+        return taken
+
     def claim(self) -> Prompt:
         """Take the oldest prompt."""
         return self._queued.popleft()
@@ -132,11 +155,11 @@ class Inbox:
         return False
 
     def clear(self) -> list[Prompt]:
-        """Take everything: what a cancel removes, in the order in which it was to run."""
+        """Take what a cancel removes: all that was to run, in the order in which it was to."""
         taken = [*self.take_steering(), *self._queued]
         self._queued.clear()
         return taken
 
     def _check_room(self) -> None:
-        if len(self._queued) + len(self._steering) >= MAX_QUEUED:
+        if len(self._queued) + len(self._steering) + len(self._context) >= MAX_QUEUED:
             raise QueueFull(f"{MAX_QUEUED} prompts are waiting already.")

@@ -162,6 +162,10 @@ class AgentLoop:
             self._inbox.send(prompt)
         self._wake.set()
 
+    def inject(self, content: tuple[Block, ...], source: str) -> None:
+        """See `Agent.inject`."""
+        self._inbox.inject(content, source)
+
     def withdraw(self, prompt: Prompt) -> bool:
         """See `Agent.withdraw`."""
         if not self._inbox.remove(prompt):
@@ -393,7 +397,7 @@ class AgentLoop:
         """Run one model call and its tools; return why the model stopped and if it is owed more."""
         agent, session = self._agent, self._agent.session
         turn.step += 1  # S1
-        self._log_steering(turn)
+        self._log_arrivals(turn)
         assembly = await self._assemble(turn)  # S2
         prefix = await self._compose_prefix(turn)  # S3
         at = (agent, turn.number, turn.step)
@@ -422,7 +426,7 @@ class AgentLoop:
             reply = await self._stream(turn, request)  # S9, S10
             calls = await self._log_message(turn, reply)  # S11, S12
             await self._run_calls(turn, calls)  # S13, S14
-            was_steered = self._log_steering(turn)  # S16
+            was_steered = self._log_arrivals(turn)  # S16
         finally:
             session.append(StepEnd(turn.number, turn.step))  # S15, S16
         turn.signal.raise_if_aborted()
@@ -543,8 +547,11 @@ class AgentLoop:
             on_result=lambda execution, result: hooks.emit("tools/result", execution, result),
         ).run()
 
-    def _log_steering(self, turn: _Turn) -> bool:
+    def _log_arrivals(self, turn: _Turn) -> bool:
+        """Log context and steering that came meanwhile; say if there was steering."""
         turn.signal.raise_if_aborted()  # what was steered after a cancel is not this turn's
+        for content, source in self._inbox.take_context():
+            self._agent.session.append(ContextMessage(content, source))
         steering = self._inbox.take_steering()
         turn.prompts += steering
         for prompt in steering:

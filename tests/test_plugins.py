@@ -93,6 +93,23 @@ async def test_a_cancel_reaches_the_database_through_the_listener(
         assert [type(event.data) for event in agent.session.events][-1] is TurnEnd
 
 
+async def test_an_installed_plugin_is_found_by_its_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "installed_plugin.py").write_text(
+        "def set_up(runtime):\n    runtime.found = True\n"
+    )
+    info = tmp_path / "installed_plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-plugin\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[acp_agent.plugins]\nx = installed_plugin:set_up\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with rehearsal_agent(str(tmp_path)) as agent:
+        load_plugins(runtime_of(agent), [])
+
+        assert runtime_of(agent).found  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("name", ["no_such_module:set_up", "examples.policy:nothing", "policy"])
 async def test_a_plugin_that_cannot_be_loaded_is_named(name: str, tmp_path: Path) -> None:
     async with rehearsal_agent(str(tmp_path)) as agent:
