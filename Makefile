@@ -30,7 +30,9 @@ bench: $(READY)-dev ## measure, and print one table
 	@$(BIN)/python -m benchmarks
 
 stress: $(READY)-dev ## run every race test 200 times
-	@$(BIN)/python -m pytest -q -m race --repeat 200
+	@$(BIN)/python -m pytest -q -n auto -m race --repeat 200 tests/agent_core
+	@# Over the wire a repetition starts a process, and repeats its race inside.
+	@$(BIN)/python -m pytest -q -n auto -m race --repeat 20 tests/acp_server
 
 clean: ## remove what was set up
 	rm -rf $(VENV) build dist *.egg-info

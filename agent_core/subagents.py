@@ -297,8 +297,6 @@ class _ChildRun:
         # Listening comes first: what is told of the prompt may abort already.
         self._remove = request.signal.on_abort(self._abort)
         self._prompt: Prompt = child.send(request.prompt, source="parent")
-        if request.signal.aborted:
-            self._abort(request.signal.reason)
 
     @property
     def id(self) -> str:

@@ -30,10 +30,11 @@ class SqliteStore:
 
     Args:
         path: Absolute path of the file.
-        busy_timeout_s: How long to wait for another process that is writing.
+        busy_timeout_s: How long to wait for another process that is writing. At the end of a
+            process it may come to twice as long, which has to fit into its time for stopping.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 3.0) -> None:
         self._writer = Writer(Path(path), busy_timeout_s)
         self._is_closed = False
 

@@ -930,9 +930,11 @@ async def test_calls_without_a_finish_reason_may_be_half_and_do_not_run(
         return ToolOutput("ok")
 
     steps = (*words, tool_call(0, "c", "act", "{}"), *end)
-    async with served(answer(*steps, reason=None)) as (model, _double):
-        async with runtime_for(model, [tool("act", act, does="execute")]) as runtime:
-            outcome = await (await runtime.create("/")).send("go").settled()
+    async with (
+        served(answer(*steps, reason=None)) as (model, _double),
+        runtime_for(model, [tool("act", act, does="execute")]) as runtime,
+    ):
+        outcome = await (await runtime.create("/")).send("go").settled()
 
     assert isinstance(outcome, Failed)
     assert outcome.code == "TRANSPORT"
