@@ -3,7 +3,7 @@
 Run by path as ``python -I -S search_worker.py``, so it imports the standard library only. Reads one
 JSON object from stdin (`_Request`), writes JSON lines: ``{"path", "line", "text"}`` for each match,
 ``{"error"}`` for a wrong request, ``{"is_cut": true}`` when there are more matches than asked for,
-and last ``{"skipped"}``, how many files were too large or not text.
+and last, if any, ``{"skipped"}``: how many files were too large or not text.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def main() -> None:
                 return
             left -= 1
             _say(path=_printable(path), line=number, text=_around(line.removesuffix("\r"), match))
-    _say(skipped=skipped)
+    if skipped:
+        _say(skipped=skipped)
 
 
 def _files(start: str) -> Iterator[tuple[str, str]]:

@@ -370,7 +370,9 @@ def test_a_search_finds_lines_of_files_it_should_look_into(
 ) -> None:
     said = search(tree, more.pop("pattern", "alpha"), monkeypatch, **more)
 
-    assert [(Path(match["path"]).name, match["line"]) for match in said] == found
+    matches = [match for match in said if "path" in match]
+    assert [(Path(match["path"]).name, match["line"]) for match in matches] == found
+    assert all(list(rest) == ["skipped"] for rest in said if rest not in matches)
 
 
 def test_a_search_cuts_what_is_too_much_and_shows_the_part_around_a_match(
