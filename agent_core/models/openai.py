@@ -100,9 +100,15 @@ log = get_logger(__name__)
 _loading: Future[tuple[ModuleType, ssl.SSLContext]] | None = None
 
 
-def prewarm() -> None:
-    """Begin to load the SDK in a daemon thread, unless that has begun. Returns at once."""
-    _load()
+def prewarm(when_loaded: Callable[[], object] | None = None) -> None:
+    """Begin to load the SDK in a daemon thread, unless that has begun. Returns at once.
+
+    Args:
+        when_loaded: Called in that thread when it is loaded, or cannot be.
+    """
+    loading = _load()
+    if when_loaded is not None:
+        loading.add_done_callback(lambda _loaded: when_loaded())
 
 
 def _load() -> Future[tuple[ModuleType, ssl.SSLContext]]:
