@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -364,7 +365,7 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     db = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None)
     try:
-        db.execute("pragma journal_mode = wal")
+        _write_ahead(db, busy_timeout_s)
         db.execute("pragma synchronous = normal")
         db.execute("pragma fullfsync = on")  # macOS: a plain sync stops at the disk's own cache
         if _version(db) == 0:
@@ -379,6 +380,21 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _write_ahead(db: sqlite3.Connection, limit_s: float) -> None:
+    """Switch to the write-ahead log. SQLite's own time-out does not cover the lock this takes."""
+    import sqlite3
+
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            db.execute("pragma journal_mode = wal")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_LINGER_S)
 
 
 def _version(db: sqlite3.Connection) -> int:
