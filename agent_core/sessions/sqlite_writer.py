@@ -38,19 +38,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Append", "Request", "Touch", "Writer"]
 
-SCHEMA_VERSION: Final = 1
 KEEP_UNUSED_MS: Final = 7 * 24 * 3600 * 1000
 
 _LINGER_S: Final = 0.02  # a commit costs as much as fifty inserts, and nobody waits for this one
 _ROWS_PER_INSERT: Final = 50  # one statement, so one hand-over of the GIL; 200 of 999 parameters
 
-_SCHEMA: Final = (
-    "create table sessions (id text primary key, cwd text not null, created_ms integer not null,"
-    " updated_ms integer not null, title text, parent_id text, depth integer not null)",
-    "create table events (session text not null, seq integer not null, time_ms integer not null,"
-    " body blob not null, primary key (session, seq)) without rowid",
-    f"pragma user_version = {SCHEMA_VERSION}",
+_STEPS: Final = (  # step n leads from version n to the next; a new file takes them all
+    (
+        "create table sessions (id text primary key, cwd text not null, created_ms integer"
+        " not null, updated_ms integer not null, title text)",
+        "create table events (session text not null, seq integer not null, time_ms integer"
+        " not null, body blob not null, primary key (session, seq)) without rowid",
+    ),
+    (
+        "alter table sessions add column parent_id text",
+        "alter table sessions add column depth integer not null default 0",
+    ),
 )
+SCHEMA_VERSION: Final = len(_STEPS)
 _NEXT_SEQ: Final = (
     "select (select coalesce(max(seq) + 1, 0) from events where session = sessions.id)"
     " from sessions where id = ?"
@@ -368,11 +373,12 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
         _write_ahead(db, busy_timeout_s)
         db.execute("pragma synchronous = normal")
         db.execute("pragma fullfsync = on")  # macOS: a plain sync stops at the disk's own cache
-        if _version(db) == 0:
+        if _version(db) < SCHEMA_VERSION:
             db.execute("begin immediate")
-            if _version(db) == 0:  # no other process was faster
-                for statement in _SCHEMA:
+            for step in _STEPS[_version(db) :]:  # none, if another process was faster
+                for statement in step:
                     db.execute(statement)
+            db.execute(f"pragma user_version = {SCHEMA_VERSION}")
             db.execute("commit")
         if _version(db) > SCHEMA_VERSION:
             raise StoreError("the session database was made by a newer version of this program")

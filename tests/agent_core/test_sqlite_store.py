@@ -519,3 +519,27 @@ async def test_a_file_with_other_columns_does_not_pass_for_a_store(path: Path) -
     async with opened(path) as store:
         with pytest.raises(StoreError):
             await store.ping()
+
+
+async def test_a_file_of_the_first_version_is_brought_up_to_date(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(
+            "create table sessions (id text primary key, cwd text not null, created_ms integer"
+            " not null, updated_ms integer not null, title text)"
+        )
+        db.execute(
+            "create table events (session text not null, seq integer not null, time_ms integer"
+            " not null, body blob not null, primary key (session, seq)) without rowid"
+        )
+        db.execute("insert into sessions values ('old', '/work', 1, 1, 'a title')")
+        db.execute("pragma user_version = 1")
+        db.commit()
+    store = SqliteStore(path)
+
+    loaded, _events = await store.load("old")
+    await store.create(header("new", title="t"))
+
+    assert (loaded.title, loaded.parent_id, loaded.depth) == ("a title", None, 0)
+    assert {found.id for found in (await store.list_sessions()).sessions} == {"old", "new"}
+    await store.aclose()
