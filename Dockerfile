@@ -1,4 +1,4 @@
-# acp-agent on standard input and output: docker run -i --rm -v "$PWD:/work" acp-agent
+# acp-agent on standard input and output: docker run -i --rm -v "$PWD:/workspace" acp-agent
 # Two stages, so that neither pip's cache nor the sources are in what ships.
 FROM python:3.13-slim-bookworm AS build
 WORKDIR /src
@@ -12,12 +12,12 @@ RUN python -m venv /opt/acp-agent \
 FROM python:3.13-slim-bookworm
 COPY --from=build /opt/acp-agent /opt/acp-agent
 RUN useradd --create-home --uid 10001 agent \
- && install -d -o agent -g agent /work /state
+ && install -d -o agent -g agent /workspace /state
 ENV PATH=/opt/acp-agent/bin:$PATH \
     ACP_AGENT_STATE_DIR=/state \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001
-WORKDIR /work
+WORKDIR /workspace
 VOLUME ["/state"]
 ENTRYPOINT ["acp-agent"]
 CMD ["serve"]
