@@ -78,7 +78,7 @@ def updates_for(event: Event, *, is_replay: bool = False) -> list[wire.Update]:
             entries = ((entry.content, entry.priority, entry.status) for entry in data.entries)
             return [wire.PlanUpdate(tuple(wire.PlanUpdateEntry(*entry) for entry in entries))]
         case ModelRetry():
-            text = f"{data.message} Trying again in {data.delay_s:.1f} s.\n"
+            text = f"{data.message.rstrip('.')}. Trying again in {data.delay_s:.1f} s.\n"
             message_id = f"retry-{event.seq}"
             return [wire.AgentThoughtChunk(wire.TextContent(text), message_id)]
         case ModeChanged():
