@@ -7,7 +7,6 @@ finds them here.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
@@ -68,7 +67,8 @@ class ClientSession:
         self._all_shown.set()
         self._last_answered = anyio.Event()
         self._last_answered.set()
-        self._unanswered: deque[tuple[Prompt, anyio.Event]] = deque()
+        # Prompts with the event of the answer before theirs, and of their own.
+        self._unanswered: list[tuple[Prompt, anyio.Event, anyio.Event]] = []
         self._detach: list[Callable[[], None]] = []
 
     # --- the agent comes and goes ------------------------------------------------------------
@@ -151,8 +151,8 @@ class ClientSession:
             before.set()
         else:
             self._last_answered = answered
-        self._unanswered = deque(entry for entry in self._unanswered if not entry[1].is_set())
-        self._unanswered.append((prompt, answered))
+        self._unanswered = [entry for entry in self._unanswered if not entry[2].is_set()]
+        self._unanswered.append((prompt, before, answered))
         return before, answered
 
     async def answer_to(self, prompt: Prompt, before: anyio.Event) -> dict[str, str]:
@@ -183,9 +183,13 @@ class ClientSession:
         signal: AbortSignal,
         next_: Callable[[], Awaitable[Allow | Refuse]],
     ) -> Allow | Refuse:
-        """Hold a turn until those before it are answered: a client takes what comes for theirs."""
-        for prompt, answered in tuple(self._unanswered):
-            if prompt.is_settled:
+        """Hold a turn until those before it are answered: a client takes what comes for theirs.
+
+        An answer whose own predecessor is not out, such as that of a prompt withdrawn from behind
+        this one, waits for this very turn.
+        """
+        for prompt, before, answered in tuple(self._unanswered):
+            if prompt.is_settled and before.is_set():
                 async with signal.scope():
                     await answered.wait()
         return await next_()

@@ -217,6 +217,21 @@ async def test_a_queued_prompt_can_be_taken_back_alone(tmp_path: Path) -> None:
         assert not (tmp_path / "never.txt").exists()
 
 
+@pytest.mark.requirement("ACP-106", "ACP-111")
+async def test_a_prompt_taken_back_from_behind_another_holds_nothing_up(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        ids = [client.prompt(session, text) for text in ("count 8 slowly", "say two", "say never")]
+        await chunk_of(client, session, "1 ")
+
+        client.wire.notify("$/cancel_request", {"requestId": ids[2]})
+
+        reasons = [await client.stop_reason(prompt) for prompt in ids]
+        assert reasons == ["end_turn", "end_turn", "cancelled"]
+        assert client.text(session) == "1 2 3 4 5 6 7 8 two"
+        await follow_up(client, session)
+
+
 @pytest.mark.requirement("ACP-106", "ACP-111", "ACP-109")
 async def test_the_running_prompt_can_be_cancelled_by_its_request(tmp_path: Path) -> None:
     async with served(tmp_path) as client:
