@@ -56,13 +56,14 @@ class Backend:
         try:
             async with lock:
                 agent = self.runtime.agents.get(session_id)
-                if agent is not None and await self._is_behind(agent):
+                if agent is not None:
+                    _check_place(agent.session, cwd)
+                    if not await self._is_behind(agent):
+                        return agent
                     await agent.dispose()
-                    agent = None
-                session = agent.session if agent else await Session.load(session_id, self.store)
-                if not _is_same_place(session.cwd, cwd):
-                    raise ValueError("cwd is not the directory this session was made in")
-                return agent or self.runtime.adopt(session)
+                session = await Session.load(session_id, self.store)
+                _check_place(session, cwd)
+                return self.runtime.adopt(session)
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._loading.pop(session_id, None)
@@ -137,8 +138,9 @@ def make_model(config: Config) -> ModelAdapter:
     )
 
 
-def _is_same_place(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+def _check_place(session: Session, cwd: str) -> None:
+    if os.path.realpath(session.cwd) != os.path.realpath(cwd):
+        raise ValueError("cwd is not the directory this session was made in")
 
 
 def model_problem(config: Config) -> str | None:

@@ -379,11 +379,8 @@ class AgentLoop:
                 return MaxSteps()
 
     async def _continues(self, turn: _Turn, owes_more: bool) -> bool:
-        async def default(_agent: object, _turn: int, default: bool, _signal: object) -> bool:
-            return default
-
         goes_on: bool = await self._waterfall(  # S17
-            turn, "agent/turn-continuation", self._agent, turn.number, owes_more, final=default
+            turn, "agent/turn-continuation", self._agent, turn.number, owes_more, final=_unchanged
         )
         stop = await self._serial(turn, "agent/turn-stop", self._agent, turn.number)  # S18
         if stop is not None:
@@ -405,13 +402,8 @@ class AgentLoop:
         messages = (*prefix, *session.messages)  # S5
         session.append(StepStart(turn.number, turn.step))  # S6
         try:
-
-            async def same(*args: Any) -> RequestConfig:
-                config: RequestConfig = args[3]
-                return config
-
             config: RequestConfig = await self._waterfall(  # S7
-                turn, "agent/request", *at, RequestConfig(agent.model.model), final=same
+                turn, "agent/request", *at, RequestConfig(agent.model.model), final=_unchanged
             )
             self._log_header(config, assembly)  # S8
             request = ModelRequest(
@@ -445,13 +437,11 @@ class AgentLoop:
 
     async def _compose_prefix(self, turn: _Turn) -> tuple[Message, ...]:
         if self._prefix is None:
-
-            async def same(_agent: object, prefix: Any, _signal: object) -> tuple[Message, ...]:
-                return tuple(prefix)
-
             # An interrupted composition raises here and is not kept.
             self._prefix = tuple(
-                await self._waterfall(turn, "agent/session-prefix", self._agent, (), final=same)
+                await self._waterfall(
+                    turn, "agent/session-prefix", self._agent, (), final=_unchanged
+                )
             )
         return self._prefix
 
@@ -513,15 +503,11 @@ class AgentLoop:
         prefix = f"call_{turn.number}_{turn.step}"
         calls = reply.calls(prefix) if is_whole else ()
 
-        async def same(*args: Any) -> AssistantTurn:
-            message: AssistantTurn = args[3]
-            return message
-
         at = (self._agent, turn.number, turn.step)
         draft = AssistantTurn((*reply.said(), *calls))
         try:
             message: AssistantTurn = await self._waterfall(  # S11
-                turn, "agent/step-result", *at, draft, final=same
+                turn, "agent/step-result", *at, draft, final=_unchanged
             )
         except BaseException:
             self._keep_said(turn, reply)
@@ -577,6 +563,11 @@ class AgentLoop:
         result = await self._agent.hooks.serial(name, *args, turn.signal)
         turn.signal.raise_if_aborted()
         return result
+
+
+async def _unchanged(*args: Any) -> Any:
+    """End a signalled waterfall with its value as it is: the argument before the signal."""
+    return args[-2]
 
 
 def _is_stray(exc: BaseException) -> bool:
