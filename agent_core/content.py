@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 __all__ = [
     "Block",
@@ -20,6 +21,7 @@ __all__ = [
     "PlanEntry",
     "ReasoningPart",
     "Resource",
+    "Terminal",
     "Text",
     "TextPart",
     "ToolCallPart",
@@ -37,13 +39,23 @@ class _Value(Struct, frozen=True, omit_defaults=True, tag_field="type"):
 # --- what a prompt is made of ---------------------------------------------------------------
 
 
-class Text(_Value, frozen=True, tag="text"):
+class _Block(_Value, frozen=True, kw_only=True):
+    """`annotations` and `meta` are what front ends tell each other: JSON objects, no model's text.
+
+    They are kept as they are written, so that no depth and no number in them is too much.
+    """
+
+    annotations: str | None = None
+    meta: str | None = None
+
+
+class Text(_Block, frozen=True, tag="text"):
     """Text written by a person or shown by a tool."""
 
     text: str
 
 
-class Image(_Value, frozen=True, tag="image"):
+class Image(_Block, frozen=True, tag="image"):
     """An image, base64."""
 
     data: str
@@ -51,7 +63,7 @@ class Image(_Value, frozen=True, tag="image"):
     uri: str | None = None
 
 
-class Link(_Value, frozen=True, tag="link"):
+class Link(_Block, frozen=True, tag="link"):
     """A reference to something the model may open with a tool."""
 
     uri: str
@@ -62,13 +74,17 @@ class Link(_Value, frozen=True, tag="link"):
     size_bytes: int | None = None
 
 
-class Resource(_Value, frozen=True, tag="resource"):
-    """Something embedded in the prompt: `text`, or `blob` in base64."""
+class Resource(_Block, frozen=True, tag="resource"):
+    """Something embedded in the prompt: `text`, or `blob` in base64.
+
+    `contents_meta` is the `meta` of what is embedded, beside that of the block around it.
+    """
 
     uri: str
     text: str | None = None
     blob: str | None = None
     mime_type: str | None = None
+    contents_meta: str | None = None
 
 
 Block = Text | Image | Link | Resource
@@ -85,9 +101,15 @@ class TextPart(_Value, frozen=True, tag="text"):
 
 
 class ReasoningPart(_Value, frozen=True, tag="reasoning"):
-    """A model's thinking. Some endpoints demand it back with the message it belongs to."""
+    """A model's thinking. Some endpoints demand it back with the message it belongs to.
+
+    `opaque` is what only the model named `origin` can read, a signature or the thinking itself
+    encrypted; it goes back to that model unchanged and to no other.
+    """
 
     text: str
+    origin: str = ""
+    opaque: str = ""
 
 
 class ToolCallPart(_Value, frozen=True, tag="tool_call"):
@@ -107,12 +129,20 @@ Part = TextPart | ReasoningPart | ToolCallPart
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
-    """Tokens of one model call, as the provider counted them."""
+    """Tokens of one model call, as the provider counted them.
+
+    `input_tokens` includes `cached_tokens`, read from the provider's cache, and
+    `cache_write_tokens`, kept there; `output_tokens` includes `reasoning_tokens`.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    cache_write_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 # --- what a tool shows ----------------------------------------------------------------------
@@ -138,7 +168,13 @@ class Diff(_Value, frozen=True, tag="diff"):
     new_text: str
 
 
-ToolContent = Text | Diff
+class Terminal(_Value, frozen=True, tag="terminal"):
+    """A terminal that a front end runs and shows by itself; its text is in the call's result."""
+
+    id: str
+
+
+ToolContent = Text | Diff | Terminal | Image | Link | Resource
 """What a front end shows below a tool call."""
 
 

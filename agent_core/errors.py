@@ -72,19 +72,28 @@ class ModelError(AgentError):
         message: For people; says what to change where something can be changed.
         code: ``RATE_LIMIT``, ``OVERLOADED``, ``SERVER``, ``TRANSPORT``, ``TIMEOUT``,
             ``EMPTY_RESPONSE`` (these may be retried), ``AUTH``, ``MODEL_NOT_FOUND``,
-            ``CONTEXT_TOO_LONG``, ``BAD_REQUEST``, ``NOT_CONFIGURED``, ``PROTOCOL``.
+            ``CONTEXT_TOO_LONG``, ``BAD_REQUEST``, ``NO_KEY``, ``NOT_CONFIGURED``, ``PROTOCOL``.
         retry_after_s: How long the provider asked us to wait, if it did.
+        context_tokens: How many tokens the model holds, if the provider said so.
     """
 
     RETRYABLE = frozenset(
         {"RATE_LIMIT", "OVERLOADED", "SERVER", "TRANSPORT", "TIMEOUT", "EMPTY_RESPONSE"}
     )
 
-    def __init__(self, message: str, *, code: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        retry_after_s: float | None = None,
+        context_tokens: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.retry_after_s = retry_after_s
+        self.context_tokens = context_tokens
 
     @property
     def is_retryable(self) -> bool:

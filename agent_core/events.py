@@ -11,7 +11,7 @@ checks that an event is lossless JSON before it becomes part of the log.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -30,17 +30,24 @@ __all__ = [
     "Aborted",
     "AssistantChunk",
     "AssistantMessage",
+    "CompactionEnd",
+    "CompactionStart",
     "Completed",
     "ContextMessage",
     "Disposed",
+    "EffortChanged",
     "Event",
     "EventData",
     "Failed",
+    "FileChanged",
+    "FilesRestored",
     "Interrupted",
     "MaxSteps",
     "MaxTokens",
     "ModeChanged",
+    "ModelChanged",
     "ModelRetry",
+    "ModelUsage",
     "Outcome",
     "PermissionAsked",
     "PermissionDecided",
@@ -52,6 +59,7 @@ __all__ = [
     "SteeringMessage",
     "StepEnd",
     "StepStart",
+    "SubagentUsage",
     "ToolCall",
     "ToolProgress",
     "ToolResult",
@@ -164,11 +172,12 @@ class StepEnd(_Data, frozen=True, tag="step/end"):
 
 
 class UserMessage(_Data, frozen=True, tag="user/message"):
-    """A prompt that the model will see."""
+    """A prompt that the model will see. People see `shown` instead, if it is given."""
 
     id: str
     content: tuple[Block, ...]
     source: str
+    shown: tuple[Block, ...] | None = None
 
 
 class PromptBlocked(_Data, frozen=True, tag="prompt/blocked"):
@@ -219,8 +228,38 @@ class AssistantMessage(_Data, frozen=True, tag="assistant/message"):
     turn: int
     step: int
     content: tuple[Part, ...]
-    usage: Usage | None = None
     interrupted: bool = False
+
+
+class ModelUsage(_Data, frozen=True, tag="model/usage"):
+    """What a model call took.
+
+    `context_tokens` is how full the model's context is with this call, of `context_size` where that
+    is known. `cost` is that of the session so far, in `currency`; `None` where no price is known.
+    """
+
+    turn: int
+    step: int
+    model: str
+    usage: Usage
+    context_tokens: int
+    context_size: int | None = None
+    cost: float | None = None
+    currency: str | None = None
+
+
+class SubagentUsage(_Data, frozen=True, tag="subagent/usage"):
+    """What a subagent took that is over now, and all below it. None of it is in the context.
+
+    The other fields are as in `ModelUsage`.
+    """
+
+    run_id: str
+    usage: Usage
+    context_tokens: int
+    context_size: int | None = None
+    cost: float | None = None
+    currency: str | None = None
 
 
 class ModelRetry(_Data, frozen=True, tag="model/retry"):
@@ -289,6 +328,41 @@ class PermissionDecided(_Data, frozen=True, tag="permission/decided"):
     remember: str | None = None
 
 
+class FileChanged(_Data, frozen=True, tag="file/changed"):
+    """A tool is about to write a file: what it held, for whoever wants it back.
+
+    Nobody but `agent_core.undo` looks at it: neither models nor clients are told, and no fork
+    takes it over.
+
+    Attributes:
+        call_id: Which call.
+        path: The file's, absolute.
+        after: The hash of what is written.
+        before: The text that was there, `None` if there was no file.
+        follows: Whether that text is what the turn's last `FileChanged` of the file had written;
+            then `before` is left out.
+        lost: Why `before` is not kept, if it is not.
+    """
+
+    call_id: str
+    path: str
+    after: str
+    before: str | None = None
+    follows: bool = False
+    lost: str = ""
+
+
+class FilesRestored(_Data, frozen=True, tag="files/restored"):
+    """A person took back what `turn` did to the files `paths`; no fork takes it over.
+
+    `notice` is what people are told where a cancel left no answer that could have said it.
+    """
+
+    turn: int
+    paths: tuple[str, ...]
+    notice: str = ""
+
+
 class PlanWritten(_Data, frozen=True, tag="plan/written"):
     """The whole plan; the last one counts."""
 
@@ -299,6 +373,37 @@ class ModeChanged(_Data, frozen=True, tag="mode/changed"):
     """The session's permission mode from here on."""
 
     mode: str
+
+
+class ModelChanged(_Data, frozen=True, tag="model/changed"):
+    """The session's model from its next call on."""
+
+    model: str
+
+
+class EffortChanged(_Data, frozen=True, tag="effort/changed"):
+    """How hard the session's model is to think from its next call on."""
+
+    effort: str
+
+
+class CompactionStart(_Data, frozen=True, tag="compaction/start"):
+    """The history is being replaced by a summary. A `CompactionEnd` is owed."""
+
+    id: str
+
+
+class CompactionEnd(_Data, frozen=True, tag="compaction/end"):
+    """The compaction is over.
+
+    ``completed``: `summary` stands for everything before, but what people said in the turn that
+    runs. ``failed`` (for the reason `error`) and ``cancelled``: the history is as it was.
+    """
+
+    id: str
+    status: Literal["completed", "failed", "cancelled"]
+    summary: str = ""
+    error: str = ""
 
 
 EventData = (
@@ -313,6 +418,8 @@ EventData = (
     | RequestHeader
     | AssistantChunk
     | AssistantMessage
+    | ModelUsage
+    | SubagentUsage
     | ModelRetry
     | ToolCall
     | ToolStart
@@ -320,8 +427,14 @@ EventData = (
     | ToolResult
     | PermissionAsked
     | PermissionDecided
+    | FileChanged
+    | FilesRestored
     | PlanWritten
     | ModeChanged
+    | ModelChanged
+    | EffortChanged
+    | CompactionStart
+    | CompactionEnd
 )
 
 

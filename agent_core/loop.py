@@ -68,6 +68,7 @@ from agent_core.models.adapter import (
     FinishReason,
     Message,
     ModelEvent,
+    ModelInfo,
     ModelRequest,
     ReasoningDelta,
     RequestConfig,
@@ -78,6 +79,7 @@ from agent_core.models.reply import Reply, number_calls
 from agent_core.prompt import AssembleContext, Assembly
 from agent_core.tools.batch import StepCalls
 from agent_core.tools.pipeline import ToolPipeline
+from agent_core.usage import usage_event
 
 if TYPE_CHECKING:
     from agent_core.agent import Agent
@@ -88,10 +90,14 @@ log = get_logger(__name__)
 
 
 class Allow(Struct, frozen=True):
-    """``agent/prompt-submit``: go on, with `content` in place of what was sent, and `context`."""
+    """``agent/prompt-submit``: go on, with `content` in place of what was sent, and `context`.
+
+    `shown` is what people go on to see of the prompt where that is not the content.
+    """
 
     content: tuple[Block, ...] | None = None
     context: tuple[Block, ...] = ()
+    shown: tuple[Block, ...] | None = None
 
 
 class Refuse(Struct, frozen=True):
@@ -363,7 +369,7 @@ class AgentLoop:
             session.append(PromptBlocked(prompt.id, prompt.content, prompt.source, verdict.reason))
             return Rejected(verdict.reason)
         content = prompt.content if verdict.content is None else verdict.content
-        session.append(UserMessage(prompt.id, content, prompt.source))
+        session.append(UserMessage(prompt.id, content, prompt.source, verdict.shown))
         if verdict.context:
             session.append(ContextMessage(verdict.context, "agent/prompt-submit"))
         outcome: Outcome = Completed()
@@ -403,7 +409,11 @@ class AgentLoop:
         session.append(StepStart(turn.number, turn.step))  # S6
         try:
             config: RequestConfig = await self._waterfall(  # S7
-                turn, "agent/request", *at, RequestConfig(agent.model.model), final=_unchanged
+                turn,
+                "agent/request",
+                *at,
+                RequestConfig(agent.model.info.name, agent.effort),
+                final=_unchanged,
             )
             self._log_header(config, assembly)  # S8
             request = ModelRequest(
@@ -414,9 +424,10 @@ class AgentLoop:
                 session.id,
                 turn.signal,
                 config.sampling,
+                config.effort,
             )
             reply = await self._stream(turn, request)  # S9, S10
-            calls = await self._log_message(turn, reply)  # S11, S12
+            calls = await self._log_message(turn, request, reply)  # S11, S12
             await self._run_calls(turn, calls)  # S13, S14
             was_steered = self._log_arrivals(turn)  # S16
         finally:
@@ -454,7 +465,7 @@ class AgentLoop:
 
     async def _stream(self, turn: _Turn, request: ModelRequest) -> Reply:
         async def call(request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-            return self._agent.model.stream(request)
+            return self._agent.models.adapter(request.model).stream(request)
 
         signal, reply = turn.signal, Reply()
         signal.raise_if_aborted()
@@ -473,23 +484,31 @@ class AgentLoop:
             if reply.finish == "aborted":
                 raise ModelError("The provider aborted the answer.", code="ABORTED")
         except BaseException:
-            self._keep_said(turn, reply)
+            self._keep_said(turn, request, reply)
             raise
         return reply
 
-    def _keep_said(self, turn: _Turn, reply: Reply) -> None:
+    def _keep_said(self, turn: _Turn, request: ModelRequest, reply: Reply) -> None:
         """Log what was said before a break: people saw it. Calls that never ran are dropped."""
         if said := reply.said():
             self._agent.session.append(
-                AssistantMessage(turn.number, turn.step, said, reply.usage, interrupted=True)
+                AssistantMessage(turn.number, turn.step, said, interrupted=True)
             )
+        self._log_usage(turn, request, reply)
+
+    def _log_usage(self, turn: _Turn, request: ModelRequest, reply: Reply) -> None:
+        if reply.usage is not None:
+            session, adapter = self._agent.session, self._agent.models.get(request.model)
+            info = ModelInfo(request.model) if adapter is None else adapter.info
+            at = {"turn": turn.number, "step": turn.step}
+            session.append(usage_event(session.state, info, reply.usage, **at))
 
     def _log_model_event(self, turn: _Turn, event: ModelEvent) -> None:
         append, number, step = self._agent.session.append, turn.number, turn.step
         match event:
             case TextDelta(text=text):
                 append(AssistantChunk(number, step, text))
-            case ReasoningDelta(text=text):
+            case ReasoningDelta(text=text) if text:
                 append(AssistantChunk(number, step, text, reasoning=True))
             case Retrying():
                 retry = (event.attempt, event.delay_s, event.code, event.message)
@@ -497,26 +516,27 @@ class AgentLoop:
             case _:
                 pass
 
-    async def _log_message(self, turn: _Turn, reply: Reply) -> tuple[ToolCallPart, ...]:
+    async def _log_message(
+        self, turn: _Turn, request: ModelRequest, reply: Reply
+    ) -> tuple[ToolCallPart, ...]:
         """Let listeners see the message, log it, and return the calls to run."""
         is_whole = reply.finish not in ("length", "refusal")
         prefix = f"call_{turn.number}_{turn.step}"
-        calls = reply.calls(prefix) if is_whole else ()
-
         at = (self._agent, turn.number, turn.step)
-        draft = AssistantTurn((*reply.said(), *calls))
+        draft = AssistantTurn(reply.content(prefix) if is_whole else reply.said())
         try:
             message: AssistantTurn = await self._waterfall(  # S11
                 turn, "agent/step-result", *at, draft, final=_unchanged
             )
         except BaseException:
-            self._keep_said(turn, reply)
+            self._keep_said(turn, request, reply)
             raise
         content = number_calls(message.content, prefix)  # a listener may have added some
-        if content or reply.usage is not None:
+        if content:
             self._agent.session.append(  # S12
-                AssistantMessage(turn.number, turn.step, content, reply.usage)
+                AssistantMessage(turn.number, turn.step, content)
             )
+        self._log_usage(turn, request, reply)
         return tuple(part for part in content if isinstance(part, ToolCallPart))
 
     async def _run_calls(self, turn: _Turn, calls: Sequence[ToolCallPart]) -> None:

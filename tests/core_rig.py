@@ -28,6 +28,7 @@ from agent_core.models.adapter import (
     Finish,
     FinishReason,
     ModelEvent,
+    ModelInfo,
     ModelRequest,
     TextDelta,
     ToolCallDelta,
@@ -67,7 +68,7 @@ Entry = Callable[[ModelRequest], AsyncGenerator[ModelEvent, None]]
 class ScriptedModel:
     """A `ModelAdapter` that plays one entry for each call and remembers the requests."""
 
-    model = "scripted"
+    info = ModelInfo("scripted")
 
     def __init__(self, script: Sequence[Entry]) -> None:
         self.requests: list[ModelRequest] = []

@@ -1,13 +1,14 @@
-"""A real HTTP/1.1 server on loopback that speaks streaming OpenAI chat completions.
+"""A real HTTP/1.1 server on loopback that speaks what model providers speak.
 
 It plays a script: one `Reply` per request, in the order in which requests arrive, each a list of
 steps (bytes to send, gates to wait at, ways to fail). It records what it was asked, judges every
-request's history as strict providers do, and knows when a client has hung up.
+request's history as strict providers do, and knows when a client has hung up. What is said and
+demanded is the business of `chat_double`, `responses_double` and `messages_double`.
 
 ```python
 gate = Gate()
 async with provider_double([answer(text("Hel"), gate, text("lo"))]) as double:
-    model = OpenAIModel("any", api_key="key", base_url=double.url)
+    model = a_model(double.url)
 ```
 """
 
@@ -22,7 +23,22 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
+import chat_double
+import messages_double
+import responses_double
 from anyio.abc import SocketAttribute, SocketStream, TaskGroup
+from chat_double import (
+    DONE,
+    chunk,
+    comment,
+    error_event,
+    finish,
+    history_violations,
+    reasoning,
+    text,
+    tool_call,
+    usage,
+)
 
 __all__ = [
     "DONE",
@@ -30,6 +46,7 @@ __all__ = [
     "Drop",
     "Gate",
     "ProviderDouble",
+    "Repeat",
     "Reply",
     "Stall",
     "Step",
@@ -47,7 +64,6 @@ __all__ = [
     "usage",
 ]
 
-DONE: Final = b"data: [DONE]\n\n"
 _PHRASES: Final = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 429: "Too Many Requests"}
 
 
@@ -81,18 +97,30 @@ class Drip:
     data: bytes
 
 
-Step = bytes | Gate | Stall | Drop | Drip
+@dataclass(frozen=True)
+class Repeat:
+    """A step that sends `data` again and again, for ever."""
+
+    data: bytes
+    every_s: float
+
+
+Step = bytes | Gate | Stall | Drop | Drip | Repeat
 
 
 @dataclass(frozen=True)
 class Reply:
     """One response. `before` runs before the headers, `body` after them.
 
-    A reply without `length` is sent chunked, one HTTP chunk for each step.
+    `unread` runs when the first byte of the request is there, and none of it has been read; `after`
+    when the response is over, and its connection could carry another request. The body is sent
+    chunked, one HTTP chunk for each step.
     """
 
     body: Sequence[Step] = ()
     before: Sequence[Step] = ()
+    unread: Sequence[Step] = ()
+    after: Sequence[Step] = ()
     code: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     content_type: str = "text/event-stream"
@@ -110,126 +138,16 @@ def status(code: int, error: object = None, *, headers: Mapping[str, str] | None
     return Reply([raw], code=code, headers=headers or {}, content_type="application/json")
 
 
-def chunk(
-    delta: Mapping[str, Any] | None = None, *, reason: str | None = None, **extra: Any
-) -> bytes:
-    """Return one event of a stream with `delta`; `extra` goes beside its choices."""
-    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": reason}]
-    body = {
-        "id": "chatcmpl-double",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": "double",
-        "choices": choices,
-    }
-    return b"data: " + json.dumps(body | extra, ensure_ascii=False).encode() + b"\n\n"
-
-
-def text(value: str) -> bytes:
-    """Return an event with more text."""
-    return chunk({"content": value})
-
-
-def reasoning(value: str, *, key: str = "reasoning_content") -> bytes:
-    """Return an event with more thinking, in the field an endpoint uses for it."""
-    return chunk({key: value})
-
-
-def tool_call(
-    index: int | None = 0, id: str | None = None, name: str | None = None, arguments: str = ""
-) -> bytes:
-    """Return an event with a fragment of a tool call; what is `None` is left out."""
-    function = {"arguments": arguments} | ({} if name is None else {"name": name})
-    call: dict[str, Any] = {"function": function, "type": "function"}
-    call |= {} if index is None else {"index": index}
-    call |= {} if id is None else {"id": id}
-    return chunk({"tool_calls": [call]})
-
-
-def finish(reason: str) -> bytes:
-    """Return the event that says why the model ended."""
-    return chunk({}, reason=reason)
-
-
-def usage(prompt: int, completion: int, *, cached: int = 0, thought: int = 0) -> bytes:
-    """Return the event that counts tokens."""
-    return chunk(
-        usage={
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": thought},
-        }
-    )
-
-
-def error_event(**error: Any) -> bytes:
-    """Return an error in the midst of a stream."""
-    return b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
-
-
-def comment(words: str = "keep-alive") -> bytes:
-    """Return what keeps a connection busy without saying anything."""
-    return f": {words}\n\n".encode()
-
-
 # --- what strict providers refuse -----------------------------------------------------------
 
 
-def history_violations(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what a strict provider would refuse in `messages`, as sentences."""
-    found: list[str] = []
-    owed: list[str] = []
-    for at, message in enumerate(messages):
-        role = message.get("role")
-        if role == "tool":
-            call_id = message.get("tool_call_id")
-            if call_id not in owed:
-                found.append(f"message {at}: a result for {call_id!r}, which nobody owes")
-            else:
-                owed.remove(call_id)
-            continue
-        if owed:
-            found.append(f"message {at}: {role} while results are owed for {owed}")
-            owed = []
-        if role == "assistant":
-            owed = [call.get("id") for call in message.get("tool_calls") or ()]
-            found += [f"message {at}: {wrong}" for wrong in _assistant_violations(message)]
-        elif role == "system":
-            found += [f"message {at}: system after others"] if at else []
-        elif role != "user":
-            found.append(f"message {at}: role {role!r}")
-        elif not message.get("content"):
-            found.append(f"message {at}: an empty user message")
-    found += [f"results are owed for {owed}"] if owed else []
-    if not messages or messages[-1].get("role") not in ("user", "tool"):
-        found.append("the last message is neither a user's nor a tool's")
-    return found
-
-
-def _assistant_violations(message: Mapping[str, Any]) -> list[str]:
-    calls = message.get("tool_calls")
-    found = ["an empty list of tool calls"] if calls == [] else []
-    if not message.get("content") and not calls:
-        found.append("an empty assistant message")
-    ids = [call.get("id") for call in calls or ()]
-    if len(set(ids)) != len(ids) or not all(isinstance(id, str) and id for id in ids):
-        found.append(f"tool call ids {ids}")
-    for call in calls or ():
-        function = call.get("function", {})
-        if call.get("type") != "function" or not function.get("name"):
-            found.append(f"a malformed tool call {call}")
-        elif not _is_json_object(function.get("arguments")):
-            found.append(f"arguments {function.get('arguments')!r}")
-    return found
-
-
-def _is_json_object(value: object) -> bool:
-    try:
-        return isinstance(value, str) and isinstance(json.loads(value), dict)
-    except ValueError:
-        return False
+def violations(path: str, request: Mapping[str, Any]) -> list[str]:
+    """Return what a strict provider of the dialect that `path` belongs to would refuse."""
+    if path.endswith("/messages"):
+        return messages_double.violations(request)
+    if path.endswith("/responses"):
+        return responses_double.violations(request)
+    return chat_double.violations(request)
 
 
 # --- the server -----------------------------------------------------------------------------
@@ -241,18 +159,21 @@ class ProviderDouble:
     Attributes:
         url: The base URL to configure.
         requests: The decoded body of each request.
+        paths: The path of each request.
         headers: The headers of each request, names in lower case.
         violations: What strict providers would have refused so far.
         open_connections: Sockets that are open now.
+        script: The replies that are still to be given, in order.
     """
 
     def __init__(self, script: Sequence[Reply], port: int) -> None:
         self.url = f"http://127.0.0.1:{port}/v1"
         self.requests: list[dict[str, Any]] = []
+        self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.violations: list[str] = []
         self.open_connections = 0
-        self._script = list(script)
+        self.script = list(script)
         self._changed = anyio.Event()
         self._disconnected: set[int] = set()
 
@@ -276,20 +197,16 @@ class ProviderDouble:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def record(self, headers: dict[str, str], body: bytes) -> tuple[int, Reply]:
-        """Take note of a request; return its number and what to reply."""
+    def record(self, path: str, headers: dict[str, str], body: bytes) -> int:
+        """Take note of a request; return its number."""
         n = len(self.requests)
         request = json.loads(body)
         self.requests.append(request)
+        self.paths.append(path)
         self.headers.append(headers)
-        self.violations += [
-            f"request {n}: {what}" for what in history_violations(request.get("messages", ()))
-        ]
+        self.violations += [f"request {n}: {what}" for what in violations(path, request)]
         self.note_change()
-        if n >= len(self._script):
-            self.violations.append(f"request {n} is not in the script")
-            return n, status(500, {"message": "the script is over"})
-        return n, self._script[n]
+        return n
 
     async def serve(self, stream: SocketStream) -> None:
         """Serve one connection to its end."""
@@ -297,10 +214,17 @@ class ProviderDouble:
         carried: list[int] = []
         self.open_connections += 1
         try:
-            while (request := await connection.read_request()) is not None:
-                n, reply = self.record(*request)
-                carried.append(n)
-                if not await connection.play(reply):
+            while await connection.is_asked():
+                reply = self.script.pop(0) if self.script else None
+                if reply is not None and not await connection.run(reply.unread):
+                    break
+                if (request := await connection.read_request()) is None:
+                    break
+                carried.append(self.record(*request))
+                if reply is None:
+                    self.violations.append(f"request {carried[-1]} is not in the script")
+                    reply = status(500, {"message": "the script is over"})
+                if not await connection.play(reply) or not await connection.run(reply.after):
                     break
         finally:
             await anyio.aclose_forcefully(stream)
@@ -319,7 +243,20 @@ class _Connection:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = raw
 
-    async def read_request(self) -> tuple[dict[str, str], bytes] | None:
+    async def is_asked(self) -> bool:
+        """Wait for the first byte of a request; `False`: the client has hung up instead."""
+        return bool(self._buffer) or await self._receive()
+
+    async def run(self, steps: Sequence[Step]) -> bool:
+        """Run steps outside of a response; return whether the connection is still there."""
+        try:
+            for step in steps:
+                await self._step(step, is_chunked=False)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return False
+        return True
+
+    async def read_request(self) -> tuple[str, dict[str, str], bytes] | None:
         while b"\r\n\r\n" not in self._buffer:
             if not await self._receive():
                 return None
@@ -331,7 +268,7 @@ class _Connection:
             if not await self._receive():
                 return None
         body, self._buffer = self._buffer[:length], self._buffer[length:]
-        return headers, body
+        return head.split(b" ", 2)[1].decode("latin-1"), headers, body
 
     async def play(self, reply: Reply) -> bool:
         """Send `reply`; return whether the connection can carry another request."""
@@ -379,6 +316,10 @@ class _Connection:
         elif isinstance(step, Gate):
             step.reached.set()
             await step.opened.wait()
+        elif isinstance(step, Repeat):
+            while True:
+                await self._step(step.data, is_chunked=is_chunked)
+                await anyio.sleep(step.every_s)
         elif isinstance(step, Stall):
             await anyio.sleep_forever()
         else:
@@ -391,13 +332,19 @@ class _Connection:
 
 
 @asynccontextmanager
-async def provider_double(script: Sequence[Reply]) -> AsyncIterator[ProviderDouble]:
-    """Serve `script` on a free port of the loopback interface while the block runs."""
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+async def provider_double(
+    script: Sequence[Reply], *, port: int = 0
+) -> AsyncIterator[ProviderDouble]:
+    """Serve `script` on the loopback interface while the block runs, by default on a free port."""
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
     double = ProviderDouble(script, listener.extra(SocketAttribute.local_port))
+    failure: Exception | None = None
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, double.serve)
         try:
             yield double
-        finally:
-            tasks.cancel_scope.cancel()
+        except Exception as error:
+            failure = error  # raised outside the group, which would wrap it
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

@@ -24,7 +24,9 @@ __all__ = [
     "Message",
     "ModelAdapter",
     "ModelEvent",
+    "ModelInfo",
     "ModelRequest",
+    "Price",
     "ReasoningDelta",
     "RequestConfig",
     "Retrying",
@@ -65,6 +67,44 @@ class ToolTurn(Struct, frozen=True, tag="tool"):
 Message = UserTurn | AssistantTurn | ToolTurn
 
 
+# --- the model ------------------------------------------------------------------------------
+
+
+class Price(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model costs, per million tokens. What is not given costs as much as `input`."""
+
+    input: float
+    output: float
+    cached: float | None = None
+    cache_write: float | None = None
+    currency: str = "USD"
+
+    def of(self, usage: Usage) -> float:
+        """Return what a call costs."""
+        plain = usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens
+        cached = self.input if self.cached is None else self.cached
+        written = self.input if self.cache_write is None else self.cache_write
+        cost = max(0, plain) * self.input + usage.output_tokens * self.output
+        return (cost + usage.cached_tokens * cached + usage.cache_write_tokens * written) / 1e6
+
+
+class ModelInfo(Struct, frozen=True):
+    """What is known of a model. `name` is as people write it, ``provider:name`` or one they gave.
+
+    `context_tokens` is what prompt and answer may have together, `None` where nobody knows.
+    `efforts` are the words for how hard it may think, least first; `effort` is its default.
+    """
+
+    name: str
+    context_tokens: int | None = None
+    max_output_tokens: int | None = None
+    takes_images: bool = True
+    takes_files: bool = False
+    efforts: tuple[str, ...] = ()
+    effort: str | None = None
+    price: Price | None = None
+
+
 # --- the request ----------------------------------------------------------------------------
 
 
@@ -79,16 +119,21 @@ class ToolSpec(Struct, frozen=True):
 class RequestConfig(Struct, frozen=True):
     """What the ``agent/request`` hook may change about a request.
 
-    `sampling` is passed on to the provider as it is: ``temperature``, ``max_tokens`` and so on.
+    `model` is the name of any model of the runtime, `effort` one of that model's, or `None`.
+    `sampling` is passed on to the provider as it is: ``temperature``, ``top_p`` and so on.
     """
 
     model: str
+    effort: str | None = None
     sampling: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """Everything one model call needs. Frozen; `signal` is the turn's own."""
+    """Everything one model call needs. Frozen; `signal` is the turn's own.
+
+    `max_output_tokens` bounds the answer; `None` leaves it to the model.
+    """
 
     model: str
     messages: tuple[Message, ...]
@@ -97,6 +142,8 @@ class ModelRequest:
     session_id: str
     signal: AbortSignal
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    effort: str | None = None
+    max_output_tokens: int | None = None
 
 
 # --- the answer -----------------------------------------------------------------------------
@@ -109,9 +156,11 @@ class TextDelta(Struct, frozen=True):
 
 
 class ReasoningDelta(Struct, frozen=True):
-    """More thinking."""
+    """More thinking. One with `opaque` ends its part; see `ReasoningPart`."""
 
     text: str
+    origin: str = ""
+    opaque: str = ""
 
 
 class ToolCallDelta(Struct, frozen=True):
@@ -153,8 +202,8 @@ class ModelAdapter(Protocol):
     """A way to reach a model."""
 
     @property
-    def model(self) -> str:
-        """The model's name as people write it, ``provider:name``."""
+    def info(self) -> ModelInfo:
+        """What is known of the model; it may learn more with every call."""
         ...
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:

@@ -25,6 +25,7 @@ from agent_core.models.adapter import (
     FinishReason,
     Message,
     ModelEvent,
+    ModelInfo,
     ModelRequest,
     ReasoningDelta,
     TextDelta,
@@ -33,7 +34,8 @@ from agent_core.models.adapter import (
     UsageReport,
 )
 from agent_core.models.rehearsal_script import Step, read_script
-from agent_core.models.rehearsal_verbs import steps_for
+from agent_core.models.rehearsal_verbs import steps_for, summary_of
+from agent_core.summary import SUMMARISER
 
 __all__ = ["RehearsalModel"]
 
@@ -45,7 +47,7 @@ class RehearsalModel:
     """A `ModelAdapter` that needs no network and no key.
 
     Args:
-        model: The name it goes by.
+        info: The name it goes by, and what else there is to say about a model.
         script: A file of JSON lines to play, see `agent_core.models.rehearsal_script`; `None` to
             act on prompts.
 
@@ -53,15 +55,15 @@ class RehearsalModel:
         ValueError: The script cannot be read; says which line is wrong.
     """
 
-    def __init__(self, model: str = "rehearsal", script: Path | None = None) -> None:
-        self._model = model
+    def __init__(self, info: ModelInfo | None = None, script: Path | None = None) -> None:
+        self._info = info or ModelInfo("rehearsal")
         self._script = None if script is None else read_script(Path(script))
         self._calls: dict[str, int] = {}  # script lines played, by session id
 
     @property
-    def model(self) -> str:
-        """The name it goes by."""
-        return self._model
+    def info(self) -> ModelInfo:
+        """The name it goes by, and how much it may be told."""
+        return self._info
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Play the script's next line, or the next part of what the prompt asks for.
@@ -70,11 +72,7 @@ class RehearsalModel:
         """
         signal = request.signal
         signal.raise_if_aborted()
-        steps = (
-            self._next_line(request.session_id)
-            if self._script is not None
-            else steps_for(request.messages)
-        )
+        steps = self._steps(request)
         finish: FinishReason | None = None
         usage: Usage | None = None
         said_chars = calls = 0
@@ -108,6 +106,13 @@ class RehearsalModel:
 
     async def aclose(self) -> None:
         """Do nothing: there is no connection."""
+
+    def _steps(self, request: ModelRequest) -> Iterable[Step]:
+        if self._script is not None:
+            return self._next_line(request.session_id)
+        if request.system == SUMMARISER:
+            return summary_of(request.messages)
+        return steps_for(request.messages)
 
     def _next_line(self, session_id: str) -> Iterable[Step]:
         script = self._script or ()

@@ -10,10 +10,14 @@ from agent_core.content import Text, ToolCallPart
 from agent_core.models.adapter import AssistantTurn, Message, ToolTurn, UserTurn
 from agent_core.models.rehearsal_script import Step
 
-__all__ = ["steps_for"]
+__all__ = ["steps_for", "summary_of"]
 
 _COUNT_PAUSE_S: Final = 0.05
 _SHOWN_LINES: Final = 10
+_HEADING: Final = re.compile(r"^\[(user|assistant\b.*|(?:result|error) of .*)\]$", re.MULTILINE)
+_DONE: Final = re.compile(
+    r"^The last request was: (.*)\nOf its calls (\d+) were made\.$", re.MULTILINE
+)
 _LINE_NUMBER: Final = re.compile(r"^ *\d+\t", re.MULTILINE)  # what `read` puts before each line
 
 _TRY: Final = """\
@@ -21,6 +25,8 @@ _TRY: Final = """\
 - `write FILE: TEXT`, `edit FILE: OLD => NEW`
 - `run COMMAND`
 - `plan FIRST; SECOND; THIRD`
+- `ask QUESTION: A | B`
+- `delegate TASK`, such as `delegate run date`
 - `say TEXT`, `think TEXT`, `count N [slowly]`, `stall`
 
 Join several with `then`, for example `write hello.txt: Hello! then run cat hello.txt`."""
@@ -33,22 +39,17 @@ Hello! I am the built-in **rehearsal** model. I work offline and do exactly what
 _NOT_CONFIGURED: Final = f"""\
 No model is configured, so I cannot answer that: I am the built-in **rehearsal** model.
 
-To talk to a real one, set `OPENAI_API_KEY` and start
-
-```sh
-acp-agent serve --model openai:gpt-5
-```
-
-or put this into `~/.config/acp-agent/config.toml`:
+To talk to a real one, put this into `~/.config/acp-agent/config.toml`:
 
 ```toml
-model = "openai:gpt-5"
+model = "openai:gpt-5.5"  # or anthropic:…, deepseek:…, openrouter:…, ollama:…
 
-[openai]
-api_key = "…"
-# for any OpenAI-compatible endpoint, such as Ollama:
-# base_url = "http://localhost:11434/v1"
+[providers.openai]
+key = "…"
 ```
+
+or set `OPENAI_API_KEY` and start `acp-agent serve --model openai:gpt-5.5`. Then
+`acp-agent check --online` says whether it works.
 
 Until then you can try what this agent does:
 
@@ -77,7 +78,7 @@ class _Segment(NamedTuple):
 
 def steps_for(messages: tuple[Message, ...]) -> Iterator[Step]:
     """Yield what a model does next for the last prompt: up to its next tool call, or to its end."""
-    prompt, behind = _last_prompt(messages)
+    before, prompt, behind = _last_prompt(messages)
     segments = _parse(prompt)
     if not segments:
         yield from _say(_NOT_CONFIGURED)
@@ -87,12 +88,14 @@ def steps_for(messages: tuple[Message, ...]) -> Iterator[Step]:
         yield from _say(f"I did nothing, because one part is not clear to me: `{unclear.usage}`")
         return
     has_spoken = False
-    done, result = _progress(segments, behind)
+    done, result = _progress(segments, behind, _made_before(before, prompt))
     if result is not None:
         yield from _say(_report(segments[done - 1], result, len(segments) - done))
         if result.is_error:
             return
         has_spoken = True
+    elif done == len(segments):
+        yield from _say("All of it is done.")
     for verb, arguments in segments[done:]:
         assert arguments is not None
         for index, step in enumerate(verb.steps(arguments)):
@@ -104,15 +107,59 @@ def steps_for(messages: tuple[Message, ...]) -> Iterator[Step]:
             return
 
 
-def _last_prompt(messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
-    """Return the text of the last prompt and the messages behind it."""
+def summary_of(messages: tuple[Message, ...]) -> Iterator[Step]:
+    """Yield what a model writes when it is asked for the notes on a conversation.
+
+    They say how far the last request has got, for `steps_for` to go on from there.
+    """
+    _before, text, _behind = _last_prompt(messages)
+    parts = _HEADING.split(text)[1:]
+    asked, made, noted = "", 0, None
+    for who, body in zip(parts[::2], parts[1::2], strict=True):
+        if body.strip().startswith("<summary"):
+            noted = _DONE.search(body)
+        elif who == "user" and not body.strip().startswith("<context"):
+            asked = _first_line(body)
+            made = int(noted[2]) if noted is not None and noted[1] == asked else 0
+        elif ", calling " in who:
+            made += 1
+    if parts and parts[-2].startswith("assistant"):  # its last words: nothing goes on from there
+        made = 0
+    yield from _say(f"{len(parts) // 2} entries.")
+    yield Step(text=f"\nThe last request was: {asked}\nOf its calls {made} were made.")
+
+
+def _last_prompt(
+    messages: tuple[Message, ...],
+) -> tuple[tuple[Message, ...], str, tuple[Message, ...]]:
+    """Return the text of the last prompt, and the messages before and behind it."""
     for index in range(len(messages) - 1, -1, -1):
-        message = messages[index]
-        if isinstance(message, UserTurn):
-            text = "\n".join(block.text for block in message.content if isinstance(block, Text))
-            if not text.startswith("<context"):
-                return text, messages[index + 1 :]
-    return "", ()
+        if isinstance(messages[index], UserTurn):
+            text = _said(messages[index])
+            if not text.startswith(("<context", "<summary")):
+                return messages[:index], text, messages[index + 1 :]
+    return (), "", ()
+
+
+def _said(message: Message) -> str:
+    if not isinstance(message, UserTurn):
+        return ""
+    return "\n".join(block.text for block in message.content if isinstance(block, Text))
+
+
+def _made_before(before: tuple[Message, ...], prompt: str) -> int:
+    """Return how many calls of `prompt` a summary right before it says were made."""
+    for message in reversed(before):
+        if not isinstance(message, UserTurn):
+            break
+        found = _DONE.search(_said(message))
+        if found is not None and found[1] == _first_line(prompt):
+            return int(found[2])
+    return 0
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].strip()
 
 
 def _parse(prompt: str) -> list[_Segment]:
@@ -121,8 +168,8 @@ def _parse(prompt: str) -> list[_Segment]:
     text = prompt.strip()
     while start := _VERB.match(text):
         name = start[0].lower()
-        # A command may well hold the word "then", so only a new line ends it.
-        end = (_NEXT_LINE if name == "run" else _NEXT).search(text, start.end())
+        # A command may well hold "then", and a task is a prompt itself: only a new line ends them.
+        end = (_NEXT_LINE if name in ("run", "delegate") else _NEXT).search(text, start.end())
         argument = text[start.end() : end.start() if end else len(text)].strip()
         verb = _VERBS[name]
         segments.append(_Segment(verb, re.fullmatch(verb.pattern, argument, re.DOTALL)))
@@ -130,9 +177,11 @@ def _parse(prompt: str) -> list[_Segment]:
     return segments
 
 
-def _progress(segments: list[_Segment], behind: tuple[Message, ...]) -> tuple[int, ToolTurn | None]:
-    """Return how many segments are done and the last one's result, if it called a tool."""
-    calls = sum(
+def _progress(
+    segments: list[_Segment], behind: tuple[Message, ...], made_before: int
+) -> tuple[int, ToolTurn | None]:
+    """Return how many segments are done and the last one's result, if it is still known."""
+    calls = made_before + sum(
         isinstance(part, ToolCallPart)
         for message in behind
         if isinstance(message, AssistantTurn)
@@ -140,7 +189,7 @@ def _progress(segments: list[_Segment], behind: tuple[Message, ...]) -> tuple[in
     )
     result = next((item for item in reversed(behind) if isinstance(item, ToolTurn)), None)
     ends = [index for index, (verb, _) in enumerate(segments, 1) if verb.report is not None]
-    if result is None or not 0 < calls <= len(ends):
+    if not 0 < calls <= len(ends):
         return 0, None
     return ends[calls - 1], result
 
@@ -213,6 +262,17 @@ def _plan(text: str) -> tuple[Step]:
     return _call("plan", entries=entries)
 
 
+def _ask(question: str, choices: str | None) -> tuple[Step]:
+    if choices is None:
+        return _call("ask", question=question)
+    return _call("ask", question=question, choices=[each.strip() for each in choices.split("|")])
+
+
+def _delegate(task: str, agent: str, *, is_background: bool) -> tuple[Step]:
+    more = {"background": True} if is_background else {}
+    return _call("delegate", task=task, agent=agent, **more)
+
+
 def _lines(text: str) -> str:
     return text.replace("\\n", "\n")
 
@@ -243,6 +303,18 @@ _VERBS: Final = {
     "run": _Verb("run COMMAND", "(.+)", lambda a: _call("shell", command=a[1]), "{} printed:"),
     "plan": _Verb(
         "plan FIRST; SECOND; THIRD", r"(.*[^;\s].*)", lambda a: _plan(a[1]), "The plan is written."
+    ),
+    "ask": _Verb(
+        "ask QUESTION: A | B",
+        r"(.+?)(?::([^:]*\|[^:]*))?",
+        lambda a: _ask(a[1], a[2]),
+        "The answer to {} is:",
+    ),
+    "delegate": _Verb(
+        "delegate [to AGENT:] TASK [in the background]",
+        r"(?:to\s+([\w-]+):\s*)?(.+?)(\s+in the background)?",
+        lambda a: _delegate(a[2], a[1] or "spawn", is_background=a[3] is not None),
+        "The subagent answered:",
     ),
     "think": _Verb("think TEXT", "(.+)", lambda a: _think(a[1])),
     "say": _Verb("say TEXT", "(.+)", lambda a: _say(a[1])),

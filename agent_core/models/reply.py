@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from agent_core.content import Part, ReasoningPart, TextPart, ToolCallPart, Usage
 from agent_core.models.adapter import (
@@ -20,6 +20,23 @@ from agent_core.models.adapter import (
 __all__ = ["Reply", "number_calls"]
 
 
+class _Run(Struct):
+    """Pieces of one kind, one behind the other; without a kind, the place of a tool call."""
+
+    kind: type[TextPart] | type[ReasoningPart] | None
+    pieces: list[str]
+    origin: str = ""
+    opaque: str = ""
+
+    def part(self) -> Part | None:
+        text = "".join(self.pieces)
+        if self.kind is None or not (text.strip() or self.opaque):
+            return None
+        if self.kind is TextPart:
+            return TextPart(text)
+        return ReasoningPart(text, self.origin, self.opaque)
+
+
 class Reply:
     """What one model call said so far. Feed it every event in order.
 
@@ -31,18 +48,23 @@ class Reply:
     def __init__(self) -> None:
         self.finish: FinishReason | None = None
         self.usage: Usage | None = None
-        self._runs: list[tuple[type[TextPart] | type[ReasoningPart], list[str]]] = []
+        self._runs: list[_Run] = []
         self._calls: dict[int, tuple[list[str], list[str]]] = {}
 
     def add(self, event: ModelEvent) -> None:
         """Take one more event into account."""
         match event:
             case TextDelta():
-                self._say(TextPart, event.text)
+                self._run(TextPart).pieces.append(event.text)
             case ReasoningDelta():
-                self._say(ReasoningPart, event.text)
+                run = self._run(ReasoningPart)
+                run.pieces.append(event.text)
+                run.origin, run.opaque = event.origin, event.opaque
             case ToolCallDelta():
-                names, arguments = self._calls.setdefault(event.index, ([], []))
+                if event.index not in self._calls:
+                    self._calls[event.index] = ([], [])
+                    self._runs.append(_Run(None, []))
+                names, arguments = self._calls[event.index]
                 names.append(event.name)
                 arguments.append(event.arguments)
             case UsageReport():
@@ -52,27 +74,30 @@ class Reply:
             case _:
                 pass
 
-    def _say(self, kind: type[TextPart] | type[ReasoningPart], text: str) -> None:
-        if not self._runs or self._runs[-1][0] is not kind:
-            self._runs.append((kind, []))
-        self._runs[-1][1].append(text)
+    def _run(self, kind: type[TextPart] | type[ReasoningPart]) -> _Run:
+        if not self._runs or self._runs[-1].kind is not kind or self._runs[-1].opaque:
+            self._runs.append(_Run(kind, []))
+        return self._runs[-1]
 
     def said(self) -> tuple[Part, ...]:
         """Return the text and reasoning that are not blank, in stream order."""
-        joined = ((kind, "".join(pieces)) for kind, pieces in self._runs)
-        return tuple(kind(text) for kind, text in joined if text.strip())
+        return tuple(part for run in self._runs if (part := run.part()) is not None)
 
-    def calls(self, prefix: str) -> tuple[ToolCallPart, ...]:
-        """Return the tool calls in the model's order; ids are `prefix` and a number."""
-        ordered = sorted(self._calls.items())
-        return tuple(
+    def content(self, prefix: str) -> tuple[Part, ...]:
+        """Return all of it in stream order, the tool calls in the model's own order.
+
+        Their ids are `prefix` and a number.
+        """
+        calls = iter(
             ToolCallPart(f"{prefix}_{number}", "".join(names), "".join(arguments))
-            for number, (_index, (names, arguments)) in enumerate(ordered, start=1)
+            for number, (_index, (names, arguments)) in enumerate(sorted(self._calls.items()), 1)
         )
+        parts = (next(calls) if run.kind is None else run.part() for run in self._runs)
+        return tuple(part for part in parts if part is not None)
 
 
 def number_calls(content: tuple[Part, ...], prefix: str) -> tuple[Part, ...]:
-    """Return `content` with the ids that `Reply.calls` gives, whatever its calls had before."""
+    """Return `content` with the ids that `Reply.content` gives, whatever its calls had before."""
     numbers = count(1)
     return tuple(
         structs.replace(part, id=f"{prefix}_{next(numbers)}")

@@ -21,6 +21,7 @@ from agent_core.models.adapter import (
     Finish,
     ModelAdapter,
     ModelEvent,
+    ModelInfo,
     ModelRequest,
     ReasoningDelta,
     Retrying,
@@ -67,9 +68,9 @@ class RetryingModel:
         self._chance = chance
 
     @property
-    def model(self) -> str:
-        """The name of the model that is called."""
-        return self._adapter.model
+    def info(self) -> ModelInfo:
+        """What is known of the model that is called."""
+        return self._adapter.info
 
     async def aclose(self) -> None:
         """Close the adapter. Called once, when no stream is open."""
@@ -99,7 +100,9 @@ class RetryingModel:
                 delay_s = self._delay_s(attempt, error)
                 if has_spoken or delay_s is None:
                     raise
-                log.info("model_call_failed", model=self.model, attempt=attempt, code=error.code)
+                log.info(
+                    "model_call_failed", model=self.info.name, attempt=attempt, code=error.code
+                )
                 retrying = Retrying(attempt, delay_s, error.code, error.message)
             yield retrying
             async with request.signal.scope():
@@ -131,7 +134,7 @@ async def _checked(
                 yield event
                 return
             if isinstance(event, TextDelta):
-                has_answer |= bool(event.text)
+                has_answer |= bool(event.text.strip())  # nobody sees white space
             has_answer |= isinstance(event, ToolCallDelta)
             yield event
     request.signal.raise_if_aborted()

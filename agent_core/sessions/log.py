@@ -18,6 +18,7 @@ import anyio.lowlevel
 import msgspec
 
 from agent_core.events import (
+    CompactionEnd,
     Event,
     EventData,
     PromptBlocked,
@@ -43,7 +44,7 @@ log = get_logger(__name__)
 
 _EVENTS_PER_CHECKPOINT: Final = 1000
 # What was promised is kept and what was begun is closed; nobody may veto that.
-_OWED = (ToolCall, ToolResult, StepEnd, TurnEnd)
+_OWED = (ToolCall, ToolResult, CompactionEnd, StepEnd, TurnEnd)
 
 
 class Session:

@@ -12,6 +12,8 @@ from agent_core.content import Part, ReasoningPart, TextPart, ToolCallPart
 from agent_core.events import (
     AssistantChunk,
     AssistantMessage,
+    CompactionEnd,
+    CompactionStart,
     Event,
     EventData,
     Interrupted,
@@ -36,8 +38,9 @@ def closers_for(events: Sequence[Event]) -> list[EventData]:
     """Return what must be appended to `events` so that no turn is left open.
 
     Returns:
-        Nothing for a balanced log; otherwise, in this order: the assistant text that had
-        streamed, an error result for each call without one, the step's end, the turn's end.
+        Nothing for a balanced log; otherwise, in this order: the end of a compaction, the assistant
+        text that had streamed, an error result for each call without one, the step's end, the
+        turn's end.
     """
     start = next(
         (i for i in range(len(events) - 1, -1, -1) if isinstance(events[i].data, TurnStart)), None
@@ -50,6 +53,7 @@ def closers_for(events: Sequence[Event]) -> list[EventData]:
     open_calls: dict[str, ToolCall] = {}
     promised: dict[str, ToolCallPart] = {}
     started: set[str] = set()
+    compaction: str | None = None
     for event in events[start:]:
         match event.data:
             case AssistantChunk() as chunk:
@@ -73,7 +77,13 @@ def closers_for(events: Sequence[Event]) -> list[EventData]:
                 started.add(call_id)
             case ToolResult(call_id=call_id):
                 open_calls.pop(call_id, None)
+            case CompactionStart(id=compaction):
+                pass
+            case CompactionEnd():
+                compaction = None
     closers: list[EventData] = []
+    if compaction is not None:
+        closers.append(CompactionEnd(compaction, "cancelled"))
     if step is not None:
         if chunks and (parts := merge_chunks(chunks)):
             closers.append(AssistantMessage(turn, step, parts, interrupted=True))

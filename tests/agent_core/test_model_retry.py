@@ -13,6 +13,7 @@ from agent_core.errors import ModelError
 from agent_core.models.adapter import (
     Finish,
     ModelEvent,
+    ModelInfo,
     ModelRequest,
     ReasoningDelta,
     Retrying,
@@ -30,7 +31,7 @@ OVERLOADED = ModelError("busy", code="OVERLOADED")
 class Scripted:
     """A model that plays one attempt after the other: events, then perhaps an error."""
 
-    model = "scripted:any"
+    info = ModelInfo("scripted:any")
 
     def __init__(self, *attempts: Sequence[Any]) -> None:
         self.attempts = list(attempts)
@@ -257,5 +258,5 @@ async def test_it_bears_the_name_of_its_model_and_closes_it() -> None:
 
     await retrying.aclose()
 
-    assert retrying.model == "scripted:any"
+    assert retrying.info.name == "scripted:any"
     assert model.is_closed

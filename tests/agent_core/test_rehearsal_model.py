@@ -18,6 +18,7 @@ from agent_core.models.adapter import (
     Message,
     ModelAdapter,
     ModelEvent,
+    ModelInfo,
     ModelRequest,
     ReasoningDelta,
     TextDelta,
@@ -180,14 +181,14 @@ async def test_anything_else_gets_an_honest_answer_that_says_what_to_do(prompt: 
     said = text_in(events)
     assert said.startswith("No model is configured")
     for line in (
-        "acp-agent serve --model openai:gpt-5",
+        "acp-agent serve --model openai:gpt-5.5",
         "OPENAI_API_KEY",
         "~/.config/acp-agent/config.toml",
-        'model = "openai:gpt-5"',
-        "[openai]",
-        'api_key = "…"',
-        "base_url = ",
-        "Ollama",
+        'model = "openai:gpt-5.5"',
+        "[providers.openai]",
+        'key = "…"',
+        "ollama:…",
+        "acp-agent check --online",
         "`read FILE`",
     ):
         assert line in said
@@ -556,5 +557,5 @@ def test_a_script_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_model_goes_by_the_name_it_was_given() -> None:
-    assert RehearsalModel().model == "rehearsal"
-    assert RehearsalModel("my-double").model == "my-double"
+    assert RehearsalModel().info.name == "rehearsal"
+    assert RehearsalModel(ModelInfo("my-double")).info.name == "my-double"

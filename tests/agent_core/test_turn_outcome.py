@@ -36,6 +36,7 @@ from agent_core.events import (
     Disposed,
     Failed,
     MaxTokens,
+    ModelUsage,
     PromptBlocked,
     Refused,
     Rejected,
@@ -497,7 +498,7 @@ async def test_reasoning_alone_is_kept_and_half_a_tool_call_is_not() -> None:
 
         (message,) = r.of(AssistantMessage)
         assert message.content == (ReasoningPart("hm "),)
-        assert message.usage == Usage(3, 1)
+        assert [each.usage for each in r.of(ModelUsage)] == [Usage(3, 1)]
         assert message.interrupted
         assert r.calls == []
         assert r.results == []
@@ -722,9 +723,25 @@ async def test_the_request_after_a_cancelled_call_answers_every_call() -> None:
         assert [turn.call_id for turn in (one, two)] == [p.id for p in said.content[1:]]  # type: ignore[union-attr]
 
 
-async def test_usage_travels_with_the_message() -> None:
+async def test_usage_is_logged_for_each_model_call_also_for_one_that_said_nothing() -> None:
     async with rig(say("A", usage=Usage(5, 2)), say(usage=Usage(1, 0))) as r:
         await r.agent.send("A").settled()
         await r.agent.send("B").settled()
 
-        assert [message.usage for message in r.of(AssistantMessage)] == [Usage(5, 2), Usage(1, 0)]
+        assert [each.usage for each in r.of(ModelUsage)] == [Usage(5, 2), Usage(1, 0)]
+
+
+@pytest.mark.requirement("ACP-086")
+async def test_a_refused_prompt_and_all_that_followed_it_is_not_told_to_the_model_again() -> None:
+    script = (say("A"), call("probe"), say("no", finish="refusal"), say("B"))
+    async with rig(*script, tools=[tool("probe", answer_ok)]) as r:
+        await r.agent.send("first").settled()
+        await r.agent.send("refused").settled()
+        await r.agent.send("third").settled()
+
+        messages = r.model.requests[-1].messages
+        assert messages == (
+            UserTurn((Text("first"),)),
+            AssistantTurn((TextPart("A"),)),
+            UserTurn((Text("third"),)),
+        )

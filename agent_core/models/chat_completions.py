@@ -1,4 +1,4 @@
-"""Chat completions as data: our messages to JSON, and the chunks that stream back to model events.
+"""The dialect of OpenAI's chat completions, which most compatible endpoints speak.
 
 Lenient where endpoints differ: an index may be missing, an id may repeat, a call may come whole or
 in pieces, and what nobody needs is ignored.
@@ -6,17 +6,30 @@ in pieces, and what nobody needs is ignored.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from agent_core.content import Block, Image, ReasoningPart, TextPart, ToolCallPart, Usage, text_of
+from agent_core.content import (
+    Block,
+    Image,
+    ReasoningPart,
+    Resource,
+    TextPart,
+    ToolCallPart,
+    Usage,
+    text_of,
+)
 from agent_core.models.adapter import (
+    AssistantTurn,
     FinishReason,
     Message,
     ModelEvent,
+    ModelInfo,
+    ModelRequest,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
@@ -25,7 +38,12 @@ from agent_core.models.adapter import (
     UserTurn,
 )
 
-__all__ = ["Answer", "to_wire"]
+__all__ = ["MAX_NAME_CHARS", "NO_TEXT", "ChatCompletions", "arguments_object"]
+
+MAX_NAME_CHARS: Final = 64
+NO_TEXT: Final = "(no text)"
+"""What stands for a message in which nothing is said: many endpoints refuse an empty one."""
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 _FINISH: Final[Mapping[str, FinishReason]] = {
     "length": "length",
@@ -93,12 +111,13 @@ class _OpenCall(Struct):
     arguments: str = ""
 
 
-class Answer:
+class _Answer:
     """Turns chunks into events, and remembers what was said."""
 
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self.returns_reasoning = False
+    def __init__(self, dialect: ChatCompletions) -> None:
+        self.has_ended = False
+        self._dialect = dialect
+        self._reason: str | None = None
         self._has_text = False
         self._is_refusal = False
         self._usage: Usage | None = None
@@ -113,7 +132,8 @@ class Answer:
         """
         chunk = msgspec.convert(data, _Chunk, strict=False)
         for choice in (chunk.choices or ())[:1]:
-            self.reason = choice.finish_reason or self.reason
+            self._reason = choice.finish_reason or self._reason
+            self.has_ended = self._reason is not None
             if choice.delta is not None:
                 yield from self._delta(choice.delta)
         if chunk.usage is not None and (usage := chunk.usage.to_usage()) != self._usage:
@@ -126,9 +146,9 @@ class Answer:
         Some endpoints give no reason behind a text. Behind calls its absence means that there may
         be more of them, or more of their arguments: such calls must not run.
         """
-        if self.reason is None and (self._calls or not self._has_text):
+        if self._reason is None and (self._calls or not self._has_text):
             return None
-        reason = _FINISH.get(self.reason or "")
+        reason = _FINISH.get(self._reason or "")
         if reason is not None:
             return reason
         if self._is_refusal:
@@ -136,7 +156,7 @@ class Answer:
         return "tool_calls" if self._calls else "stop"
 
     def _delta(self, delta: _Delta) -> Iterator[ModelEvent]:
-        self.returns_reasoning |= isinstance(delta.reasoning_content, str)
+        self._dialect.wants_reasoning |= isinstance(delta.reasoning_content, str)
         thought = delta.reasoning_content or delta.reasoning
         if thought and isinstance(thought, str):
             yield ReasoningDelta(thought)
@@ -197,15 +217,95 @@ def _is_object(text: str) -> bool:
 # --- what endpoints are sent ----------------------------------------------------------------
 
 
-def to_wire(message: Message, with_reasoning: bool) -> dict[str, Any] | None:
-    """Return a message as endpoints take it, or `None` for one that says nothing.
+class ChatCompletions:
+    """Chat completions, for one model. It learns what the endpoint is particular about.
 
     Args:
-        message: One of the history.
-        with_reasoning: Whether the endpoint wants the thinking back that led to tool calls.
+        info: The model.
+        id: Its name at the provider.
+        limit_name: What the endpoint calls the limit of an answer's length: OpenAI itself
+            ``max_completion_tokens``, the others ``max_tokens``.
+
+    Attributes:
+        wants_reasoning: Whether the thinking that led to tool calls goes back.
     """
-    if isinstance(message, UserTurn):
-        return {"role": "user", "content": _user_content(message.content)}
+
+    name = "chat completions"
+    path = "/chat/completions"
+
+    def __init__(self, info: ModelInfo, id: str, *, limit_name: str = "max_tokens") -> None:
+        self.wants_reasoning = False
+        self._info = info
+        self._id = id
+        self._limit_name = limit_name
+        self._counts_tokens = True
+
+    def body(self, request: ModelRequest) -> dict[str, Any]:
+        """See `Dialect.body`."""
+        messages = [self._message(message) for message in request.messages]
+        if request.system:
+            messages.insert(0, {"role": "system", "content": request.system})
+        body: dict[str, Any] = {
+            "model": self._id,
+            "messages": [message for message in messages if message is not None],
+            "stream": True,
+        }
+        if self._counts_tokens:
+            body["stream_options"] = {"include_usage": True}
+        if request.tools:
+            body["tools"] = [
+                {"type": "function", "function": msgspec.to_builtins(tool)}
+                for tool in request.tools
+            ]
+        if request.effort is not None:
+            body["reasoning_effort"] = request.effort
+        # Not the most the model can say: some endpoints want to be paid for that in advance.
+        if (limit := request.max_output_tokens) is not None:
+            body[self._limit_name] = limit
+        return body
+
+    def reader(self) -> _Answer:
+        """See `Dialect.reader`."""
+        return _Answer(self)
+
+    def amend(self, refusal: str, tried: set[str]) -> bool:
+        """See `Dialect.amend`."""
+        if self._counts_tokens and "stream_options" in refusal:
+            self._counts_tokens = False
+        elif "reasoning_content" in refusal and "reasoning_content" not in tried:
+            self.wants_reasoning = not self.wants_reasoning
+            tried.add("reasoning_content")
+        elif "max_completion_tokens" in refusal and self._limit_name == "max_tokens":
+            self._limit_name = "max_completion_tokens"
+        else:
+            return False
+        return True
+
+    def _message(self, message: Message) -> dict[str, Any] | None:
+        """Return a message as endpoints take it, or `None` for one that says nothing."""
+        if isinstance(message, UserTurn):
+            return {"role": "user", "content": self._user_content(message.content)}
+        return _to_wire(message, self.wants_reasoning)
+
+    def _user_content(self, blocks: tuple[Block, ...]) -> str | list[dict[str, Any]]:
+        content = [self._block(block) for block in blocks]
+        if all(part["type"] == "text" for part in content):
+            text = text_of(blocks)
+            return text if text.strip() else NO_TEXT
+        return [part for part in content if part.get("text", "it").strip()]
+
+    def _block(self, block: Block) -> dict[str, Any]:
+        if isinstance(block, Image) and self._info.takes_images:
+            url = f"data:{block.mime_type};base64,{block.data}"
+            return {"type": "image_url", "image_url": {"url": url}}
+        if isinstance(block, Resource) and block.blob and self._info.takes_files:
+            data = f"data:{block.mime_type};base64,{block.blob}"
+            name = block.uri.rpartition("/")[2] or "file"
+            return {"type": "file", "file": {"filename": name, "file_data": data}}
+        return {"type": "text", "text": text_of((block,))}
+
+
+def _to_wire(message: AssistantTurn | ToolTurn, with_reasoning: bool) -> dict[str, Any] | None:
     if isinstance(message, ToolTurn):
         return {"role": "tool", "tool_call_id": message.call_id, "content": message.output}
     parts = message.content
@@ -222,24 +322,20 @@ def to_wire(message: Message, with_reasoning: bool) -> dict[str, Any] | None:
     return wire
 
 
-def _user_content(blocks: tuple[Block, ...]) -> str | list[dict[str, Any]]:
-    if not any(isinstance(block, Image) for block in blocks):
-        return text_of(blocks)
-    content: list[dict[str, Any]] = []
-    for block in blocks:
-        if isinstance(block, Image):
-            url = f"data:{block.mime_type};base64,{block.data}"
-            content.append({"type": "image_url", "image_url": {"url": url}})
-        else:
-            content.append({"type": "text", "text": text_of((block,))})
-    return content
-
-
 def _call_to_wire(part: ToolCallPart) -> dict[str, Any]:
-    # Some endpoints parse the arguments of past calls and refuse the whole history over one that
-    # is broken; what the model wrote stays visible to it.
-    arguments = part.arguments.strip() or "{}"
-    if not _is_object(arguments):
-        arguments = msgspec.json.encode({"malformed": arguments}).decode()
-    function = {"name": part.name, "arguments": arguments}
+    # What the model called may be no tool at all, and no name that strict endpoints take back.
+    name = _NOT_IN_NAMES.sub("_", part.name)[:MAX_NAME_CHARS] or "unnamed"
+    function = {"name": name, "arguments": arguments_object(part)}
     return {"id": part.id, "type": "function", "function": function}
+
+
+def arguments_object(part: ToolCallPart) -> str:
+    """Return a call's arguments as the JSON of an object, whatever the model wrote.
+
+    Some endpoints parse the arguments of past calls and refuse the whole history over one that is
+    broken; what the model wrote stays visible to it.
+    """
+    arguments = part.arguments.strip() or "{}"
+    if _is_object(arguments):
+        return arguments
+    return msgspec.json.encode({"malformed": arguments}).decode()
