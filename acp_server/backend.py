@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 
-from acp_server.config import Config, ConfigError
+from acp_server import __version__
+from acp_server.config import Config, ConfigError, config_dir
+from acp_server.models import library_of, make_models, model_problem
 from agent_core.agent import Agent
+from agent_core.agent_files import AgentFiles
 from agent_core.errors import SessionNotFound, StoreError
+from agent_core.events import FileChanged, FilesRestored, TurnEnd
+from agent_core.knowledge import Knowledge
 from agent_core.logs import get_logger
-from agent_core.models.adapter import ModelAdapter
-from agent_core.models.rehearsal import RehearsalModel
-from agent_core.models.retry import RetryingModel
+from agent_core.mcp.agent_servers import McpServers
+from agent_core.models.sdk import Library
 from agent_core.plugins import PluginError, load_plugins
 from agent_core.runtime import AgentRuntime
 from agent_core.sessions.log import Session
@@ -23,8 +26,9 @@ from agent_core.sessions.sqlite import SqliteStore
 from agent_core.tools.local_commands import LocalCommands
 from agent_core.tools.local_files import LocalFiles
 from agent_core.tools.registry import default_tools
+from agent_core.tools.roots import Roots
 
-__all__ = ["Backend", "make_model", "open_backend"]
+__all__ = ["Backend", "open_backend"]
 
 log = get_logger(__name__)
 
@@ -36,16 +40,28 @@ class Backend:
         self.runtime = runtime
         self.store = store
         self._config = config
+        self.mcp_servers = McpServers(runtime, identity=("acp-agent", __version__))
         self._loading: dict[str, anyio.Lock] = {}
+        self._deleting: set[str] = set()
+
+    @property
+    def library(self) -> Library | None:
+        """The library that the configured model needs, `None` if it needs none."""
+        return library_of(self._config)
 
     def configuration_problem(self) -> str | None:
         """Return why the configured model cannot be used, in words, or `None`."""
         return model_problem(self._config)
 
-    async def agent_for(self, session_id: str, cwd: str) -> Agent:
+    async def agent_for(self, session_id: str, cwd: str, additional: tuple[str, ...] = ()) -> Agent:
         """Return the session's agent, loading the session unless it is loaded.
 
         Cancellation: safe. Concurrency: any number of tasks; a session is loaded once.
+
+        Args:
+            session_id: Whose.
+            cwd: The session's directory.
+            additional: The further directories its tools may touch from now on.
 
         Raises:
             SessionNotFound: There is no such session.
@@ -55,18 +71,65 @@ class Backend:
         lock = self._loading.setdefault(session_id, anyio.Lock())
         try:
             async with lock:
+                if session_id in self._deleting:
+                    raise SessionNotFound(session_id)
                 agent = self.runtime.agents.get(session_id)
-                if agent is not None:
+                if agent is not None and agent.status == "disposed":
+                    await agent.dispose()  # it was closed just now
+                elif agent is not None:
                     _check_place(agent.session, cwd)
                     if not await self._is_behind(agent):
+                        agent.roots = Roots(agent.session.cwd, additional)
                         return agent
                     await agent.dispose()
                 session = await Session.load(session_id, self.store)
                 _check_place(session, cwd)
-                return self.runtime.adopt(session)
+                return self.runtime.adopt(session, additional=additional)
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._loading.pop(session_id, None)
+
+    async def fork(self, session_id: str, cwd: str, additional: tuple[str, ...]) -> Agent:
+        """Make a session that begins with all of another one up to its last finished turn.
+
+        Cancellation: safe; nothing is published. Concurrency: any number of tasks.
+
+        Raises:
+            SessionNotFound: There is no such session.
+            StoreError: It cannot be read, or the new one not be kept.
+        """
+        if session_id in self._deleting:
+            raise SessionNotFound(session_id)
+        _header, events = await self.store.load(session_id)
+        ends = (at for at in range(len(events), 0, -1) if isinstance(events[at - 1].data, TurnEnd))
+        agent = await self.runtime.create(cwd, additional=additional)
+        for event in events[: next(ends, 0)]:
+            if not isinstance(event.data, FileChanged | FilesRestored):  # not the fork's own doing
+                agent.session.append(event.data)
+        await agent.session.flush()
+        return agent
+
+    @contextmanager
+    def deleting(self, session_id: str) -> Generator[None, None, None]:
+        """In the block the session is being deleted, and nobody may open it any more."""
+        self._deleting.add(session_id)
+        try:
+            yield
+        finally:
+            self._deleting.discard(session_id)
+
+    async def delete(self, session_id: str) -> None:
+        """Dispose the session's agent, if there is one, and forget the session for good.
+
+        Cancellation: safe. Concurrency: any number of tasks. Unknown ids are fine.
+
+        Raises:
+            StoreError: It could not be deleted.
+        """
+        agent = self.runtime.agents.get(session_id)
+        if agent is not None:
+            await agent.dispose()
+        await self.store.delete(session_id)
 
     async def _is_behind(self, agent: Agent) -> bool:
         """Say whether another process went on with the session, or deleted it."""
@@ -87,17 +150,20 @@ async def open_backend(config: Config) -> AsyncGenerator[Backend, None]:
     Cancellation: the agents are disposed all the same. Concurrency: once for a process.
     """
     store = SqliteStore(config.sessions_path)
-    model = make_model(config)
+    models = make_models(config)
     try:
         async with AgentRuntime(
             store,
-            model=model,
+            model=models,
             tools=default_tools(),
             files=LocalFiles(),
             commands=LocalCommands(),
             mode=config.mode,
             max_steps=config.max_steps,
         ) as runtime:
+            Knowledge(str(config_dir())).listen(runtime.hooks)
+            AgentFiles(str(config_dir())).use(runtime)
+            _register_agents(runtime, config)
             try:
                 load_plugins(runtime, config.plugins)
             except PluginError as exc:
@@ -105,49 +171,30 @@ async def open_backend(config: Config) -> AsyncGenerator[Backend, None]:
             yield Backend(config, runtime, store)
     finally:
         with anyio.CancelScope(shield=True):
-            await model.aclose()
+            await models.aclose()
             try:
                 await store.aclose()
             except StoreError as exc:  # whoever was waiting for it has been told
                 log.error("session_store_not_closed", error=str(exc))
 
 
-def make_model(config: Config) -> ModelAdapter:
-    """Return the configured model, with retries.
+def _register_agents(runtime: AgentRuntime, config: Config) -> None:
+    if not config.subagents:
+        return
+    from acp_server.remote import RemoteProvider  # nobody else needs it, and it takes a while
 
-    Raises:
-        ConfigError: The rehearsal script cannot be used.
-    """
-    if config.model == "rehearsal":
-        script = None if config.rehearsal_script is None else Path(config.rehearsal_script)
-        try:
-            return RetryingModel(RehearsalModel(script=script))
-        except (OSError, ValueError) as exc:
-            raise ConfigError(f"The rehearsal script cannot be used: {exc}") from None
-    from agent_core.models.openai import OpenAIModel
-
-    endpoint = config.openai
-    return RetryingModel(
-        OpenAIModel(
-            config.model.partition(":")[2],
-            api_key=endpoint.api_key,
-            base_url=endpoint.base_url,
-            idle_limit_s=config.idle_limit_s,
-            headers=endpoint.headers,
+    for name, each in config.subagents.items():
+        provider = RemoteProvider(
+            runtime,
+            name,
+            each.command,
+            cwd=each.cwd,
+            environ=each.env,
+            permissions=each.permissions,
         )
-    )
+        runtime.subagents.register(provider, each.description)
 
 
 def _check_place(session: Session, cwd: str) -> None:
     if os.path.realpath(session.cwd) != os.path.realpath(cwd):
         raise ValueError("cwd is not the directory this session was made in")
-
-
-def model_problem(config: Config) -> str | None:
-    """Return what is missing for the configured model, in words, or `None`."""
-    if config.model == "rehearsal" or config.openai.api_key or config.openai.base_url:
-        return None
-    return (
-        f"The model {config.model} needs a key: set OPENAI_API_KEY, or api_key under [openai] in "
-        "~/.config/acp-agent/config.toml."
-    )

@@ -49,7 +49,11 @@ def _parser() -> argparse.ArgumentParser:
 
     configured = argparse.ArgumentParser(add_help=False)
     where = configured.add_argument_group("configuration")
-    where.add_argument("--model", help="rehearsal (built in, offline), or openai:NAME")
+    where.add_argument(
+        "--model",
+        metavar="NAME",
+        help="PROVIDER:NAME (openai:gpt-5.5), one of the file's own, or rehearsal",
+    )
     where.add_argument("--mode", help="ask, accept-edits, read-only or bypass; default ask")
     where.add_argument("--config", metavar="FILE", help="not ~/.config/acp-agent/config.toml")
     where.add_argument("--state-dir", metavar="DIR", help="where sessions are kept")
@@ -77,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--shutdown-grace", type=float, default=10.0, metavar="S", help="seconds to stop in"
     )
+    # A client appends this to what it starts, in a terminal, to have a person log in.
+    serve.add_argument("login", nargs="?", choices=("login",), help=argparse.SUPPRESS)
     serve.set_defaults(run=_run_serve)
 
     chat = commands.add_parser(
@@ -97,11 +103,16 @@ def _parser() -> argparse.ArgumentParser:
         help="show what is configured and whether it works",
         description="Show what is configured and whether it works; exit code 1 if it does not.",
     )
+    check.add_argument(
+        "--online", action="store_true", help="send the model a request for one token, too"
+    )
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.set_defaults(run=_run_check)
 
+    from acp_server.cli_login import add_login_commands
     from acp_server.cli_sessions import add_sessions_command
 
+    add_login_commands(commands, configured)
     add_sessions_command(commands, configured)
     return parser
 
@@ -122,6 +133,10 @@ def configuration_flags(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_serve(options: argparse.Namespace) -> int:
+    if options.login:
+        from acp_server.cli_login import run_login
+
+        return run_login(configuration_flags(options))
     return _serve(
         configuration_flags(options),
         level=options.log_level,
@@ -142,8 +157,9 @@ def _serve(flags: dict[str, Any], *, level: str, log_file: str | None, grace_s: 
         )
 
     def configure() -> Any:
-        from acp_server.config import KEY_VARIABLES, ConfigError, load_config
+        from acp_server.config import ConfigError, load_config
         from acp_server.logs import set_up_logs
+        from acp_server.models import hide_variables
 
         try:
             set_up_logs(level, log_file)
@@ -152,8 +168,7 @@ def _serve(flags: dict[str, Any], *, level: str, log_file: str | None, grace_s: 
                 f"The log file {log_file} cannot be opened: {exc.strerror}."
             ) from None
         config = load_config(flags)
-        for variable in KEY_VARIABLES:  # no command or worker that an agent starts needs to see it
-            os.environ.pop(variable, None)
+        hide_variables(config)
         return config
 
     return serve_stdio(configure, grace_s=grace_s)
@@ -196,5 +211,8 @@ def _serve_arguments(options: argparse.Namespace) -> list[str]:
 
 def _run_check(options: argparse.Namespace) -> int:
     from acp_server.cli_check import run_check
+    from acp_server.logs import set_up_logs
 
-    return run_check(configuration_flags(options), as_json=options.json)
+    if options.online:
+        set_up_logs("error")  # what went wrong is a finding; standard output may be JSON
+    return run_check(configuration_flags(options), online=options.online, as_json=options.json)

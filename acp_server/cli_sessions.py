@@ -104,7 +104,9 @@ async def _show(store: SqliteStore, options: argparse.Namespace) -> int:
     _print(f"{header.id}  {header.cwd}")
     for event in events:
         match event.data:
-            case UserMessage(content=content) | SteeringMessage(content=content):
+            case UserMessage(shown=tuple(content)) | UserMessage(content=content):
+                _print(f"\n> {_printable(text_of(content))}")
+            case SteeringMessage(content=content):
                 _print(f"\n> {_printable(text_of(content))}")
             case PromptBlocked(content=content, reason=reason):
                 _print(f"\n> {_printable(text_of(content))}\n{_printable(reason)}")

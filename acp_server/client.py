@@ -27,7 +27,7 @@ from acp_server.peer import Method, Peer
 from acp_server.transports.stdio import FdOutbox, read_lines
 from agent_core.logs import get_logger
 
-__all__ = ["CANCELLED", "AgentConnection", "AgentGone", "open_agent", "selected"]
+__all__ = ["CANCELLED", "AgentConnection", "AgentGone", "Params", "open_agent", "selected"]
 
 PROTOCOL_VERSION: Final = 1
 STDERR_LINES: Final = 20
@@ -135,14 +135,14 @@ class AgentConnection:
         """The newest lines the agent logged, and those on its stdout that were no messages."""
         return list(self._last_words)
 
-    async def initialize(self, client: str) -> Params:
-        """Introduce us as `client`, which offers nothing; return the agent's answer.
+    async def initialize(self, client: str, capabilities: Params | None = None) -> Params:
+        """Introduce us as `client` with its `capabilities`, if any; return the agent's answer.
 
         Cancellation and errors: as `request`; another protocol version is a `RemoteError`.
         """
         params = {
             "protocolVersion": PROTOCOL_VERSION,
-            "clientCapabilities": {},
+            "clientCapabilities": capabilities or {},
             "clientInfo": {"name": client, "version": __version__},
         }
         hello = await self.request("initialize", params)

@@ -89,10 +89,10 @@ async def _run_agents(
             connection.open(backend)
             # What is loaded stays; a full look for garbage through an SDK takes 0.2 s.
             gc.freeze()
-            if config.model != "rehearsal":
-                from agent_core.models.openai import prewarm
+            if (library := backend.library) is not None:
+                from agent_core.models.sdk import prewarm
 
-                prewarm(gc.freeze)
+                prewarm(library, gc.freeze)
             await over.wait()
     except ConfigError as exc:
         connection.refuse(str(exc))

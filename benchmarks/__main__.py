@@ -10,10 +10,11 @@ import argparse
 import sys
 
 from benchmarks.cancelling import cancel, cancel_shell
+from benchmarks.children import subagents
 from benchmarks.ending import end_of_input
 from benchmarks.sessions import load, many_sessions
 from benchmarks.starting import cold_start, first_chunk, footprint
-from benchmarks.streaming import updates, updates_openai
+from benchmarks.streaming import updates, updates_anthropic, updates_openai, updates_responses
 from benchmarks.table import Figure, render
 
 TOPICS = {
@@ -24,11 +25,14 @@ TOPICS = {
         first_chunk,
         updates,
         updates_openai,
+        updates_responses,
+        updates_anthropic,
         cancel,
         cancel_shell,
         end_of_input,
         load,
         many_sessions,
+        subagents,
     )
 }
 

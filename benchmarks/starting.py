@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from benchmarks.client import BARE, OURS, PYTHON, SCRIPT, SDK, AgentProcess, agent, is_text
-from benchmarks.provider import provider
+from benchmarks.provider import APIS, own_times, provider
 from benchmarks.table import Figure, at_most, median, ratio_at_most
 
 TURNS = 5
@@ -65,12 +65,13 @@ def first_chunk(*, is_quick: bool) -> Iterator[Figure]:
     """Prompt to the first piece of the answer, beside the openai SDK without any agent.
 
     The first turn comes twice: right behind the handshake, as only programs do it, and after the
-    time that a person takes.
+    time that a person takes. What the provider itself takes is measured, and taken off.
     """
     rounds = 3 if is_quick else 10
-    first, at_once, settled, later, later_openai = [], [], [], [], []
-    alone_first, alone_later = [], []
-    with provider() as environ:
+    first, later, at_once, alone_first, alone_later, own = [], [], [], [], [], []
+    ours: dict[str, list[list[float]]] = {api: [] for api in APIS}
+    with provider() as environ, provider("responses") as responses, provider("anthropic") as other:
+        environs = dict(zip(APIS, (environ, responses, other), strict=True))
         for _ in range(rounds):
             with agent() as process:
                 taken = list(_chunk_times(process, "say hello", 0.0))
@@ -78,33 +79,28 @@ def first_chunk(*, is_quick: bool) -> Iterator[Figure]:
                 later += taken[1:]
             with agent(environ=environ) as process:
                 at_once.append(next(_chunk_times(process, "stream 3", 0.0)))
-            with agent(environ=environ) as process:
-                taken = list(_chunk_times(process, "stream 3", SETTLED_S))
-                settled.append(taken[0])
-                later_openai += taken[1:]
+            for api, of_api in environs.items():
+                with agent(environ=of_api) as process:
+                    ours[api].append(list(_chunk_times(process, "stream 3", SETTLED_S)))
             taken = _sdk_alone(environ)
             alone_first.append(taken[0])
             alone_later += taken[1:]
-    name = f"prompt to first chunk, n={rounds}"
+            own += own_times(environ, "chat", TURNS)
+    name, own_ms, alone = f"prompt to first chunk, n={rounds}", median(own), "openai SDK alone"
     yield Figure(f"{name}, first turn, rehearsal", median(first), "ms", budget=at_most(30))
-    yield Figure(
-        f"{name}, first turn, openai",
-        median(settled),
-        "ms",
-        median(alone_first),
-        "openai SDK alone",
-        at_most(30),
-    )
     yield Figure(f"{name}, first turn, openai, at once", median(at_once), "ms")
     yield Figure(f"{name}, later, rehearsal", median(later), "ms", budget=at_most(4))
-    yield Figure(
-        f"{name}, later, openai",
-        median(later_openai),
-        "ms",
-        median(alone_later),
-        "openai SDK alone",
-        at_most(4),
-    )
+    yield Figure("the provider's own time, which is not in those below", own_ms, "ms")
+    floors = (median(alone_first) - own_ms, median(alone_later) - own_ms)
+    for api, turns in ours.items():
+        of_first = median([turn[0] for turn in turns]) - own_ms
+        of_later = median([taken for turn in turns for taken in turn[1:]]) - own_ms
+        title = {"chat": "openai", "responses": "openai, Responses"}.get(api, api)
+        against = (*floors, alone) if api == "chat" else (None, None, "")
+        yield Figure(
+            f"{name}, first turn, {title}", of_first, "ms", against[0], against[2], at_most(30)
+        )
+        yield Figure(f"{name}, later, {title}", of_later, "ms", against[1], against[2], at_most(4))
 
 
 def _chunk_times(process: AgentProcess, text: str, pause_s: float) -> Iterator[float]:

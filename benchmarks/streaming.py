@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from benchmarks.client import ANSWERED, BARE, OURS, SDK, AgentProcess, agent
 from benchmarks.provider import provider
-from benchmarks.table import Figure, at_least, at_most, median
+from benchmarks.table import Budget, Figure, at_least, at_most, median
 
 
 def updates(*, is_quick: bool) -> Iterator[Figure]:
@@ -29,16 +29,32 @@ def updates(*, is_quick: bool) -> Iterator[Figure]:
 
 def updates_openai(*, is_quick: bool) -> Iterator[Figure]:
     """The same through the openai SDK and a provider on loopback."""
+    yield from _through("chat", "openai", is_quick=is_quick, budget=at_least(2_500))
+
+
+def updates_responses(*, is_quick: bool) -> Iterator[Figure]:
+    """The same with OpenAI's Responses API."""
+    yield from _through("responses", "openai, Responses", is_quick=is_quick)
+
+
+def updates_anthropic(*, is_quick: bool) -> Iterator[Figure]:
+    """The same through the anthropic SDK."""
+    yield from _through("anthropic", "anthropic", is_quick=is_quick)
+
+
+def _through(
+    api: str, name: str, *, is_quick: bool, budget: Budget | None = None
+) -> Iterator[Figure]:
     count, rounds = (5_000, 1) if is_quick else (20_000, 3)
     taken = []
-    with provider() as environ:
+    with provider(api) as environ:
         for _ in range(rounds):
             with agent(environ=environ) as process:
                 process.initialize()
                 taken.append(measure(process, f"stream {count}", count, warm_up="stream 3"))
     rate, cost = (median(values) for values in zip(*taken, strict=True))
-    yield Figure(f"updates through openai, {count:,}", rate, "/s", budget=at_least(2_500))
-    yield Figure("processor time an update, openai", cost, "us")
+    yield Figure(f"updates through {name}, {count:,}", rate, "/s", budget=budget)
+    yield Figure(f"processor time an update, {name}", cost, "us")
 
 
 def measure(

@@ -79,6 +79,10 @@ def at_least(limit: float) -> Budget:
     return Budget(limit, is_minimum=True)
 
 
+def ratio_at_least(limit: float) -> Budget:
+    return Budget(limit, is_ratio=True, is_minimum=True)
+
+
 def ratio_at_most(limit: float) -> Budget:
     return Budget(limit, is_ratio=True)
 

@@ -2,19 +2,26 @@
 
 `served` starts the real command. When the block ends well it closes the agent's input and checks
 what is true of every conversation: the agent leaves with 0 and no process behind, wrote nothing but
-messages to stdout, and obeyed the rules that `violations` lists.
+messages to stdout, and obeyed the rules that `violations` lists. `served_here` is the same without
+the process: the agent runs in this one, where a test can listen to its hooks.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from os import environ
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import anyio
+
+from acp_server.backend import Backend, open_backend
+from acp_server.config import Config
+from acp_server.connection import Connection
 from conformance.client import Client, PermissionPolicy
 from conformance.wire import Message, Wire
 
@@ -27,6 +34,7 @@ __all__ = [
     "prompt_message",
     "send_together",
     "served",
+    "served_here",
     "settle_cancelled",
     "texts",
     "tool_calls",
@@ -36,7 +44,7 @@ __all__ = [
 ]
 
 SERVE = [sys.executable, "-m", "acp_server", "serve"]
-OUTSIDE_TURNS = ("available_commands_update", "current_mode_update")
+OUTSIDE_TURNS = ("available_commands_update", "config_option_update", "current_mode_update")
 FINAL = ("completed", "failed")
 
 
@@ -60,6 +68,60 @@ async def served(
         assert wire.descendants() == set()
         assert wire.noise == []
         assert violations(wire) == [], wire.transcript()
+
+
+class _Here:
+    """What a wire wants to know of its agent's process, which is this one."""
+
+    pid = os.getpid()
+    returncode = None
+
+
+class _Lines:
+    """An outbox that puts each message on a wire at once."""
+
+    is_congested = False
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def send(self, message: bytes) -> None:
+        self._wire._take(message)
+
+    async def drained(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def served_here(
+    config: Config, *, permission: PermissionPolicy = "allow"
+) -> AsyncIterator[tuple[Client, Backend]]:
+    """A client of a fresh agent in this process, and what the agent runs on."""
+    outbox, queued = anyio.create_memory_object_stream[bytes](float("inf"))
+    wire = Wire(cast(Any, _Here()), "served=here", outbox)
+    failure: Exception | None = None
+    async with outbox, queued, anyio.create_task_group() as tasks:
+        connection = Connection(_Lines(wire), tasks)
+
+        async def read() -> None:
+            async for raw in queued:
+                for line in raw.splitlines():
+                    connection.receive(line)
+
+        tasks.start_soon(read)
+        client = Client(wire, permission=permission)
+        try:
+            async with open_backend(config) as backend:
+                await client.initialize()
+                connection.open(backend)
+                yield client, backend
+                assert violations(wire) == [], wire.transcript()
+        except Exception as error:
+            failure = error  # raised outside the group, which would wrap it
+        connection.peer.close()
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 def write_script(folder: Path, *calls: list[dict[str, Any]]) -> str:

@@ -167,68 +167,6 @@ def test_serve_without_some_of_its_descriptors_ends_at_once(missing):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-# --- check ----------------------------------------------------------------------------------
-
-
-def test_check_says_what_is_configured_and_where(capsys):
-    assert main(["check"]) == 0
-
-    said = capsys.readouterr().out
-    assert f"acp-agent {__version__}" in said
-    assert "rehearsal: built in and offline" in said
-    assert str(load_config({}).sessions_path) in said
-    assert "mode: ask" in said
-
-
-def test_check_as_json_is_one_object(capsys):
-    assert main(["check", "--json"]) == 0
-
-    body = json.loads(capsys.readouterr().out)
-    assert body["ok"] is True
-    assert {each["name"]: each["state"] for each in body["findings"]} == {
-        "version": "ok",
-        "mode": "ok",
-        "model": "warning",
-        "sessions": "ok",
-        "shell": "ok",
-    }
-
-
-@pytest.mark.requirement("B160")
-@pytest.mark.parametrize(
-    ("arguments", "name", "said"),
-    [
-        (["--model", "openai:gpt-5"], "model", "OPENAI_API_KEY"),
-        (["--model", "nope"], "configuration", "nope"),
-        (["--mode", "yolo"], "configuration", "yolo"),
-        (["--config", "/nonexistent.toml"], "configuration", "/nonexistent.toml"),
-        (["--state-dir", "/dev/null/x"], "sessions", "/dev/null/x"),
-        (["--rehearsal-script", "/nonexistent"], "model", "script"),
-    ],
-)
-def test_check_fails_with_1_and_says_what_does_not_work(arguments, name, said, capsys):
-    assert main(["check", *arguments]) == 1
-    assert "FAILED" in capsys.readouterr().out
-    assert main(["check", "--json", *arguments]) == 1
-
-    body = json.loads(capsys.readouterr().out)
-    (failed,) = [each for each in body["findings"] if each["state"] == "failed"]
-    assert body["ok"] is False
-    assert failed["name"] == name
-    assert said in failed["text"]
-
-
-@pytest.mark.requirement("B163")
-def test_check_never_shows_the_key(capsys, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "secret-marker")
-
-    assert main(["check", "--model", "openai:gpt-5"]) == 0
-
-    captured = capsys.readouterr()
-    assert "with a key" in captured.out
-    assert "secret-marker" not in captured.out + captured.err
-
-
 # --- sessions -------------------------------------------------------------------------------
 
 

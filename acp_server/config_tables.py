@@ -1,0 +1,110 @@
+"""The tables of the configuration file, and what is wrong with a value that does not fit."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, get_args
+
+from msgspec import Meta, Struct
+
+from agent_core.models.adapter import Price
+
+__all__ = [
+    "CHOICES",
+    "WORDS",
+    "ModelConfig",
+    "Name",
+    "Permissions",
+    "ProviderConfig",
+    "SubagentConfig",
+    "SubagentName",
+]
+
+_KEY: Final = r"^[!-~]+\Z"
+_URL: Final = r"^https?://[!-~]+\Z"
+_VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]*\Z"
+_ABSOLUTE: Final = r"^/[^\0]*\Z"
+_HEADER: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z"
+_HEADER_VALUE: Final = r"^[ -~]*\Z"
+_NAME: Final = r"^(?!rehearsal\Z).*\S"
+_SUBAGENT: Final = r"^(?!(?:spawn|fork)\Z)[A-Za-z0-9_-]{1,40}\Z"
+WORDS: Final = {  # what is wrong with a text that does not match
+    _KEY: "is empty or has characters that no key has",
+    _URL: "must begin with http:// or https://, and have no spaces",
+    _VARIABLE: "is no name of an environment variable",
+    _HEADER: "has a name that no header has",
+    _HEADER_VALUE: "may have printable ASCII only",
+    _NAME: "needs names of its own",
+    _SUBAGENT: "has a name that is taken, or is not one of letters, digits, - and _",
+    _ABSOLUTE: "must be an absolute path",
+}
+ApiName = Literal["chat", "responses", "anthropic"]
+Permissions = Literal["ask", "reject", "allow"]
+CHOICES: Final = {"api": get_args(ApiName), "permissions": get_args(Permissions)}
+"""What there is to choose from, by field."""
+Name = Annotated[str, Meta(pattern=_NAME)]
+SubagentName = Annotated[str, Meta(pattern=_SUBAGENT)]
+_Positive = Annotated[int, Meta(ge=1)]
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+class ProviderConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of ``[providers]``: where a provider is, and what it is shown.
+
+    Attributes:
+        api: What it speaks; by default what the provider of that name is known to, else ``chat``.
+        base_url: Where it is, if not where the provider of that name is known to be.
+        key: The key itself.
+        key_command: A command that prints the key, and its arguments.
+        key_variable: The environment variable that has the key; outranks the two above.
+        headers: Sent with every request.
+    """
+
+    api: ApiName | None = None
+    base_url: Annotated[str, Meta(pattern=_URL)] | None = None
+    key: Annotated[str, Meta(pattern=_KEY)] | None = None
+    key_command: Annotated[tuple[_Text, ...], Meta(min_length=1)] | None = None
+    key_variable: Annotated[str, Meta(pattern=_VARIABLE)] | None = None
+    headers: dict[
+        Annotated[str, Meta(pattern=_HEADER)], Annotated[str, Meta(pattern=_HEADER_VALUE)]
+    ] = {}
+
+
+class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of ``[models]``: a model under a name of one's own. What is not given is as known.
+
+    Attributes:
+        model: ``provider:id``.
+        api: What to speak with this model, if not what its provider speaks.
+        sampling: Sent with every request as it is: ``temperature`` and so on.
+        context_tokens, max_output_tokens, takes_images, takes_files, efforts, effort, price: See
+            `agent_core.models.adapter.ModelInfo`.
+    """
+
+    model: str
+    api: ApiName | None = None
+    sampling: dict[str, Any] = {}
+    context_tokens: _Positive | None = None
+    max_output_tokens: _Positive | None = None
+    takes_images: bool | None = None
+    takes_files: bool | None = None
+    efforts: tuple[str, ...] | None = None
+    effort: str | None = None
+    price: Price | None = None
+
+
+class SubagentConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of ``[subagents]``: another ACP agent that work can be given to, under this name.
+
+    Attributes:
+        command: Its program and arguments.
+        description: What it is good for, for the model.
+        env: Variables it gets besides those it inherits.
+        cwd: Where its process starts, an absolute path; by default the session's directory.
+        permissions: Who answers when it asks: the person, or nobody and always in the same way.
+    """
+
+    command: Annotated[tuple[_Text, ...], Meta(min_length=1)]
+    description: str = ""
+    env: dict[Annotated[str, Meta(pattern=_VARIABLE)], str] = {}
+    cwd: Annotated[str, Meta(pattern=_ABSOLUTE)] | None = None
+    permissions: Permissions = "ask"
