@@ -28,6 +28,7 @@ __all__ = [
     "PeerClosed",
     "RemoteError",
     "RpcError",
+    "unknown_session",
 ]
 
 PARSE_ERROR: Final = -32700
@@ -61,3 +62,8 @@ class RemoteError(Exception):
 
 class PeerClosed(Exception):
     """The connection ended before the answer came. Nothing is known about the request's fate."""
+
+
+def unknown_session(session_id: str) -> RpcError:
+    """Return the answer to whoever names a session that this connection does not have."""
+    return RpcError(RESOURCE_NOT_FOUND, "Unknown session", {"sessionId": session_id})

@@ -114,6 +114,11 @@ class Method:
             raise RpcError(INVALID_PARAMS, "Invalid params", {"reason": str(exc)}) from None
 
 
+async def ready(result: object) -> object:
+    """Answer with what is known already. For handlers that take effect at once."""
+    return result
+
+
 class _Pending:
     def __init__(self) -> None:
         self.done = anyio.Event()
@@ -148,6 +153,7 @@ class Peer:
         self._table = dict.fromkeys(methods, _jsonrpc.method(_await_work))
         self._in_flight: dict[tuple[type, RequestId], InFlight] = {}
         self._pending: dict[int, _Pending] = {}
+        self._late: dict[int, Callable[[bytes], None]] = {}
         self._last_id = 0
         self._is_closed = False
         self._quiet = anyio.Event()  # replaced whenever a request comes in
@@ -287,14 +293,31 @@ class Peer:
         """Send a notification."""
         self.send(_to_line({"jsonrpc": "2.0", "method": method, "params": params}))
 
+    def post(self, method: str, params: object) -> None:
+        """Send a request whose response is of no use to anybody; it is dropped when it comes."""
+        self._last_id += 1
+        self.send(_request_line(self._last_id, method, params))
+
     async def call(
-        self, method: str, params: object, *, signal: AbortSignal | None = None
+        self,
+        method: str,
+        params: object,
+        *,
+        signal: AbortSignal | None = None,
+        late: Callable[[bytes], None] | None = None,
     ) -> bytes:
         """Send a request and wait for its response.
 
         Cancellation: safe. When `signal` fires or the task is cancelled, the peer is told by
         ``$/cancel_request`` and a late response is dropped.
         Concurrency: any number of tasks; requests go out in call order.
+
+        Args:
+            method: Of the request.
+            params: Of the request, anything that can be JSON.
+            signal: Ends the wait.
+            late: Given the result that nobody waits for any more, should it come after all: for
+                what the peer has made by then and somebody has to undo.
 
         Returns:
             The undecoded result, UTF-8 JSON; ``b"null"`` if it is null or missing.
@@ -311,14 +334,18 @@ class Peer:
         self._last_id += 1
         request_id, pending = self._last_id, _Pending()
         self._pending[request_id] = pending
-        body = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
-        self.send(_to_line(body))
+        self.send(_request_line(request_id, method, params))
         try:
             async with nullcontext() if signal is None else signal.scope():
                 await pending.done.wait()
-        finally:
+        except BaseException:
             if self._pending.pop(request_id, None) is not None:
                 self.notify("$/cancel_request", {"requestId": request_id})
+                if late is not None:
+                    self._late[request_id] = late
+            elif late is not None and pending.response is not None:
+                _tell_late(late, pending.response)  # it came, but the abort was first to be seen
+            raise
         if pending.response is None:
             raise PeerClosed
         if pending.response.error is not None:
@@ -331,6 +358,8 @@ class Peer:
             pending = self._pending.pop(response.id, None)
         if pending is None:
             log.debug("response_dropped", id=str(response.id))
+            if type(response.id) is int and (late := self._late.pop(response.id, None)) is not None:
+                _tell_late(late, response)
             return
         pending.response = response
         pending.done.set()
@@ -346,6 +375,7 @@ class Peer:
     def close(self) -> None:
         """Send nothing more, and wake everybody who waits for the peer. Idempotent."""
         self._is_closed = True
+        self._late.clear()
         while self._pending:
             self._pending.popitem()[1].done.set()
 
@@ -373,6 +403,15 @@ def _to_line(message: dict[str, Any]) -> bytes:
         return _encode(message)
     except UnicodeEncodeError:  # such as in a file name that is not UTF-8
         return _encode(replace_surrogates(msgspec.to_builtins(message, builtin_types=(Raw,))))
+
+
+def _request_line(request_id: int, method: str, params: object) -> bytes:
+    return _to_line({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+
+
+def _tell_late(late: Callable[[bytes], None], response: Response) -> None:
+    if response.error is None:
+        late(response.result or b"null")
 
 
 def _key(request_id: RequestId) -> tuple[type, RequestId]:

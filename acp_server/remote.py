@@ -13,24 +13,33 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import anyio
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
-from acp_server.client import CANCELLED, AgentConnection, AgentGone, open_agent, selected
+from acp_server.client import AgentConnection, AgentGone, open_agent
+from acp_server.config_tables import Permissions
 from acp_server.errors import RemoteError
-from acp_server.peer import InFlight, Method
-from agent_core.content import text_of
+from acp_server.peer import Method
+from acp_server.remote_questions import CallShown, Question, RemoteQuestions
+from agent_core.content import Usage, text_of
 from agent_core.errors import AgentError
 from agent_core.logs import get_logger
-from agent_core.subagents import Capabilities, Reason, SubagentRequest, SubagentResult, SubagentRun
+from agent_core.subagents import (
+    Capabilities,
+    Reason,
+    Spent,
+    SubagentRequest,
+    SubagentResult,
+    SubagentRun,
+)
 
 if TYPE_CHECKING:
     from agent_core.runtime import AgentRuntime
 
-__all__ = ["RemoteProvider"]
+__all__ = ["RemoteProvider", "without_credentials"]
 
 START_LIMIT_S: Final = 30.0
 CANCEL_GRACE_S: Final = 2.0
@@ -39,13 +48,7 @@ MAX_OUTPUT_BYTES: Final = 1024 * 1024
 """Of what an agent says the end is kept: its conclusion stands there."""
 MAX_REASON_CHARS: Final = 200
 
-Permissions = Literal["reject", "allow"]
-
 _CREDENTIAL: Final = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-_KINDS: Final[dict[Permissions, tuple[str, ...]]] = {
-    "reject": ("reject_once",),
-    "allow": ("allow_once", "allow_always"),
-}
 _REASONS: Final[dict[object, Reason]] = {
     "end_turn": "completed",
     "max_tokens": "max_tokens",
@@ -53,6 +56,9 @@ _REASONS: Final[dict[object, Reason]] = {
     "refusal": "refusal",
     "cancelled": "aborted",
 }
+
+_T = TypeVar("_T")
+_Count = Annotated[int, Meta(ge=0)]
 
 log = get_logger(__name__)
 
@@ -73,7 +79,7 @@ class RemoteProvider:
         *,
         cwd: str | None = None,
         environ: Mapping[str, str] | None = None,
-        permissions: Permissions = "reject",
+        permissions: Permissions = "ask",
         start_limit_s: float = START_LIMIT_S,
         cancel_grace_s: float = CANCEL_GRACE_S,
         exit_grace_s: float = EXIT_GRACE_S,
@@ -87,8 +93,9 @@ class RemoteProvider:
             cwd: Where its process starts, an absolute path; `None` for the parent's directory,
                 which is the session's in any case.
             environ: Variables it gets besides those it inherits, credentials too.
-            permissions: How its questions are answered: rejected, or allowed once. It offers no
-                files and no terminals to the agent, which has to use its own.
+            permissions: Who answers its questions: the parent's person, under its permission mode,
+                or nobody and always in the same way; in read-only mode nothing but reads is
+                allowed. It offers no files and no terminals to the agent, which has its own.
             start_limit_s: Seconds it has until it can be prompted.
             cancel_grace_s: Seconds it has to answer the prompt after a cancel.
             exit_grace_s: Seconds it has to leave at the end of its input.
@@ -146,7 +153,12 @@ class _RemoteRun:
         self.begun: Final = anyio.Event()
         self.problem: str | None = None
         self._provider = provider
+        self._show_line = request.show
+        self._questions = RemoteQuestions(
+            request, self.id, provider.permissions, lambda: self.stop()
+        )
         self._signal = request.signal
+        self._usage, self._cost = _Usage(), _Cost()
         self._session_cwd = request.parent.roots.cwd
         self._text = text_of(request.prompt)
         self._stopping = anyio.Event()
@@ -159,10 +171,18 @@ class _RemoteRun:
     # --- what the parent sees ----------------------------------------------------------------
 
     async def result(self) -> SubagentResult:
+        """See `SubagentRun.result`.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+        """
         await self._ended.wait()
         return self._result
 
     async def dispose(self) -> None:
+        """See `SubagentRun.dispose`.
+
+        Cancellation: safe; the disposal goes on. Concurrency: any number of tasks.
+        """
         self.stop()
         await self._ended.wait()
 
@@ -171,13 +191,17 @@ class _RemoteRun:
         if self._stopping.is_set():
             return
         self._stopping.set()
+        self._questions.close()
         if self._agent is not None and self._session_id is not None:
             self._agent.notify("session/cancel", {"sessionId": self._session_id})
 
     # --- the owner's side --------------------------------------------------------------------
 
     async def drive(self) -> None:
-        """Start the agent, prompt it, and end it."""
+        """Start the agent, prompt it, and end it.
+
+        Cancellation: through the request's signal and `stop`. Concurrency: once.
+        """
         remove = self._signal.on_abort(self.stop)
         try:
             if not (self._signal.aborted or self._stopping.is_set()):
@@ -194,15 +218,16 @@ class _RemoteRun:
         async with open_agent(
             provider.command,
             cwd=provider.cwd or self._session_cwd,
-            methods={"session/request_permission": Method(_Question, self._decide)},
+            methods={"session/request_permission": Method(Question, self._questions.decide)},
             notifications={"session/update": self._collect},
-            environ=_without_credentials(os.environ) | provider.environ,
+            environ=without_credentials(os.environ) | provider.environ,
             grace_s=provider.exit_grace_s,
         ) as self._agent:
             self.begun.set()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._hang_up_in_time, self._agent)
                 result = await self._converse(self._agent)
+                self._questions.close()
                 tasks.cancel_scope.cancel()
         # Not before the process is gone: a parent that has a result has nothing left to wait for.
         self._result = result
@@ -246,6 +271,7 @@ class _RemoteRun:
             )
         finally:
             self._session_id = None
+        self._usage = _read(answer.get("usage"), _Usage)
         stop_reason = answer.get("stopReason")
         reason = _REASONS.get(stop_reason) if isinstance(stop_reason, str) else None
         if reason is None:
@@ -254,29 +280,47 @@ class _RemoteRun:
 
     def _ending(self, reason: Reason, problem: str = "") -> SubagentResult:
         if self._stopping.is_set() and reason != "completed":
-            return SubagentResult("aborted", str(self._output))
+            return SubagentResult("aborted", str(self._output), spent=self._spent())
         if problem:
             printable = "".join(filter(str.isprintable, problem))[:MAX_REASON_CHARS]
             problem = f"The subagent {self._provider.name!r} failed: {printable}"
-        return SubagentResult(reason, str(self._output), problem)
+        return SubagentResult(reason, str(self._output), problem, self._spent())
 
-    # --- what the agent asks and says --------------------------------------------------------
+    def _spent(self) -> Spent:
+        return Spent(self._usage.counted, self._cost.amount, self._cost.currency)
 
-    async def _decide(self, question: _Question, _in_flight: InFlight) -> dict[str, Any]:
-        if not self._stopping.is_set():
-            for kind in _KINDS[self._provider.permissions]:
-                for option in question.options:
-                    if option.kind == kind:
-                        return selected(option.option_id)
-        return CANCELLED
+    def _show(self, update: _Update) -> None:
+        """Show a line for a call, and another one if it fails."""
+        if update.title:
+            self._show_line("".join(filter(str.isprintable, update.title))[:MAX_REASON_CHARS])
+        if update.status == "failed":
+            self._show_line("  failed")
+
+    # --- what the agent says --------------------------------------------------------
 
     def _collect(self, params: bytes | None) -> None:
         try:
             update = msgspec.json.decode(params or b"{}", type=_UpdateParams).update
-            if update.session_update == "agent_message_chunk":
-                self._output.add(msgspec.json.decode(update.content, type=_Text).text)
+            match update.session_update:
+                case "agent_message_chunk":
+                    self._output.add(msgspec.json.decode(update.content, type=_Text).text)
+                case "tool_call" | "tool_call_update":
+                    self._questions.note(CallShown(update.tool_call_id, update.title, update.kind))
+                    self._show(update)
+                case "usage_update":
+                    self._cost = _read(update.cost, _Cost)
+                case _:
+                    pass
         except msgspec.MsgspecError:
             log.debug("remote_update_malformed", run_id=self.id)
+
+
+def _read(value: object, kind: type[_T]) -> _T:
+    """Return what an agent says of its tokens or its cost; nothing, if that makes no sense."""
+    try:
+        return msgspec.convert(value or {}, kind)
+    except msgspec.ValidationError:
+        return kind()
 
 
 class _Output:
@@ -304,15 +348,6 @@ class _Output:
         return f"(the first {self._dropped_bytes} bytes are left out)\n{text}"
 
 
-class _Option(Struct, rename="camel"):
-    option_id: str
-    kind: str = ""
-
-
-class _Question(Struct, rename="camel"):
-    options: list[_Option]
-
-
 class _Text(Struct):
     text: str = ""
 
@@ -320,11 +355,40 @@ class _Text(Struct):
 class _Update(Struct, rename="camel"):
     session_update: str
     content: Raw = Raw(b"{}")
+    tool_call_id: str = ""
+    title: str | None = None
+    kind: str | None = None
+    status: str | None = None
+    cost: object = None
+
+
+class _Usage(Struct, rename="camel"):
+    input_tokens: _Count = 0
+    output_tokens: _Count = 0
+    thought_tokens: _Count | None = None
+    cached_read_tokens: _Count | None = None
+    cached_write_tokens: _Count | None = None
+
+    @property
+    def counted(self) -> Usage:
+        return Usage(
+            self.input_tokens,
+            self.output_tokens,
+            self.cached_read_tokens or 0,
+            self.thought_tokens or 0,
+            self.cached_write_tokens or 0,
+        )
+
+
+class _Cost(Struct):
+    amount: Annotated[float, Meta(ge=0)] | None = None
+    currency: str | None = None
 
 
 class _UpdateParams(Struct):
     update: _Update
 
 
-def _without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
+def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that do not look like credentials."""
     return {name: value for name, value in environ.items() if not _CREDENTIAL.search(name)}

@@ -12,33 +12,43 @@ from contextlib import aclosing
 from typing import Final
 
 import anyio
-import msgspec
 
 from acp_server import types as wire
-from acp_server.commands import answer_commands
+from acp_server.capabilities import Features
+from acp_server.client_files import lend_files
+from acp_server.client_terminals import TerminalsSeen, lend_terminals
+from acp_server.commands import SessionCommands
+from acp_server.config_options import config_options
+from acp_server.elicitation import lend_person
 from acp_server.errors import (
+    AUTH_REQUIRED,
     INTERNAL_ERROR,
-    REQUEST_CANCELLED,
     RESOURCE_NOT_FOUND,
-    PeerClosed,
-    RemoteError,
     RpcError,
 )
+from acp_server.mcp_servers import SessionServers
 from acp_server.peer import Peer
-from acp_server.updates import asked_call, updates_for
+from acp_server.permission import ask_permission
+from acp_server.spending import Spending
+from acp_server.updates import announced, asked_call, iso_time, updates_for
 from agent_core.agent import Agent
 from agent_core.cancellation import AbortSignal
-from agent_core.content import Block, Image, Link, Resource, Text
+from agent_core.content import Block
 from agent_core.errors import AgentError, QueueFull, SessionNotFound
 from agent_core.events import (
     Completed,
+    EffortChanged,
     Event,
     Failed,
     MaxSteps,
     MaxTokens,
+    ModeChanged,
+    ModelChanged,
     Outcome,
+    PromptBlocked,
     Refused,
     Rejected,
+    UserMessage,
 )
 from agent_core.inbox import MAX_QUEUED, Prompt
 from agent_core.loop import Allow, Refuse
@@ -46,7 +56,7 @@ from agent_core.models.adapter import ModelEvent, ModelRequest
 from agent_core.permissions import Approval
 from agent_core.tools.pipeline import ToolExecution
 
-__all__ = ["ClientSession", "blocks_from"]
+__all__ = ["ClientSession"]
 
 REPLAY_BATCH: Final = 200
 """Events replayed between two looks at everything else the process has to do."""
@@ -55,9 +65,10 @@ REPLAY_BATCH: Final = 200
 class ClientSession:
     """A session on this connection."""
 
-    def __init__(self, session_id: str, peer: Peer) -> None:
+    def __init__(self, session_id: str, peer: Peer, features: Features) -> None:
         self.id = session_id
         self.agent: Agent | None = None
+        self.commands: SessionCommands | None = None  # its agent's
         self._peer = peer
         self._waiting: list[tuple[Prompt, bool]] = []  # for an agent, with: is it steering
         self._loads = 0
@@ -69,19 +80,31 @@ class ClientSession:
         self._last_answered.set()
         # Prompts with the event of the answer before theirs, and of their own.
         self._unanswered: list[tuple[Prompt, anyio.Event, anyio.Event]] = []
+        self._features = features
+        self._spending = Spending()
+        self._told_title: str | None = None
+        self._terminals = TerminalsSeen(self._when_all_shown)
+        self.servers = SessionServers(session_id, peer, features)
         self._detach: list[Callable[[], None]] = []
+        self.is_closed = False
 
     # --- the agent comes and goes ------------------------------------------------------------
 
     def attach(self, agent: Agent) -> None:
         """Give the session its agent, and the agent what waited for it."""
         self.agent = agent
+        self.commands = SessionCommands(agent, self._offer_commands)
+        self._told_title = agent.session.state.title
         self._detach = [
             agent.session.observe(self._on_event),
             agent.hooks.on("agent/prompt-submit", self._behind_the_answers),
-            agent.hooks.on("agent/prompt-submit", answer_commands),
+            self.servers.attach(agent),
+            agent.hooks.on("agent/prompt-submit", self.commands.submit),
             agent.hooks.on("approval/request", self._ask),
             agent.hooks.on("llm/stream", self._at_the_clients_pace),
+            lend_files(agent, self.id, self._peer, self._features),
+            lend_terminals(agent, self.id, self._peer, self._features, self._terminals),
+            lend_person(agent, self.id, self._peer, self._features, self._when_all_shown),
         ]
         for prompt, is_steering in self._waiting:
             self._deliver(agent, prompt, is_steering=is_steering)
@@ -121,6 +144,25 @@ class ClientSession:
         await self._has_agent.wait()
         return self.agent
 
+    def close(self) -> None:
+        """Do what ``session/close`` asks, as far as it takes effect at once."""
+        self.is_closed = True
+        self.cancel()
+        if self.agent is not None:
+            self.agent.dispose()
+
+    async def closed(self) -> None:
+        """Wait until what ran in the session is quiet and every prompt of it answered.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+        """
+        if self.agent is not None:
+            await self.agent.dispose()
+        await self.servers.ended()
+        for _prompt, _before, answered in tuple(self._unanswered):
+            await answered.wait()
+        self.detach()
+
     # --- prompts -----------------------------------------------------------------------------
 
     def submit(self, content: tuple[Block, ...], *, is_steering: bool) -> Prompt:
@@ -153,10 +195,13 @@ class ClientSession:
             self._last_answered = answered
         self._unanswered = [entry for entry in self._unanswered if not entry[2].is_set()]
         self._unanswered.append((prompt, before, answered))
+        self._spending.expect(prompt.id)
         return before, answered
 
-    async def answer_to(self, prompt: Prompt, before: anyio.Event) -> dict[str, str]:
+    async def answer_to(self, prompt: Prompt, before: anyio.Event) -> wire.PromptResult:
         """Wait for the prompt's end and say how it ended, behind the answers before it.
+
+        What was stopped with it in the background is waited for.
 
         Cancellation: safe; the turn goes on. Concurrency: one task a prompt.
 
@@ -171,9 +216,12 @@ class ClientSession:
         except AgentError as exc:
             raise RpcError(INTERNAL_ERROR, str(exc)) from None
         finally:
+            if self.agent is not None:  # a Stop reaches those in the background, too
+                await self.agent.background.when_stopped()
+            usage = self._spending.take(prompt.id)
             await before.wait()
-            await self._all_shown.wait()
-        return {"stopReason": _stop_reason(outcome)}
+            await self._when_all_shown()
+        return wire.PromptResult(_stop_reason(outcome), usage)
 
     async def _behind_the_answers(
         self,
@@ -219,6 +267,7 @@ class ClientSession:
         """
         assert self.agent is not None
         events, shown = self.agent.session.events, 0
+        self._told_title = None
         n_old = len(events)
         self._replays += 1
         if self._all_shown.is_set():
@@ -237,13 +286,36 @@ class ClientSession:
             if not self._replays:
                 self._all_shown.set()
 
+    async def _when_all_shown(self) -> None:
+        await self._all_shown.wait()
+
+    def _offer_commands(self, commands: tuple[wire.AvailableCommand, ...]) -> None:
+        update = wire.AvailableCommandsUpdate(commands)
+        self._peer.send(wire.encode_update(self.id, update))
+
     def _on_event(self, event: Event) -> None:
+        self._spending.count(event.data)
         if not self._replays:
             self._show(event)
 
     def _show(self, event: Event, *, is_replay: bool = False) -> None:
-        for update in updates_for(event, is_replay=is_replay):
+        for update in updates_for(
+            event,
+            is_replay=is_replay,
+            knows_compaction=self._features.knows_compaction,
+            terminals=() if is_replay else self._terminals.ids,
+        ):
             self._peer.send(wire.encode_update(self.id, update))
+        if self.agent is None:
+            return
+        if isinstance(event.data, _OPTION_CHANGES) and not is_replay:
+            options = wire.ConfigOptionUpdate(config_options(self.agent))
+            self._peer.send(wire.encode_update(self.id, options))
+        title = self.agent.session.state.title
+        if isinstance(event.data, _NAMING) and title is not None and title != self._told_title:
+            self._told_title = title
+            info = wire.SessionInfoUpdate(title, iso_time(event.time_ms))
+            self._peer.send(wire.encode_update(self.id, info))
 
     async def _at_the_clients_pace(
         self,
@@ -266,40 +338,35 @@ class ClientSession:
     # --- questions ---------------------------------------------------------------------------
 
     async def _ask(self, execution: ToolExecution, _next: object) -> Approval:
-        """Ask the client's person. Whatever is not clearly a yes is not one."""
-        _key, covers = execution.tool.remember_key(execution.args)
+        """Ask the client's person, for this agent or a subagent below it."""
         async with execution.signal.scope():
-            await self._all_shown.wait()  # the call is announced before it is asked about
-        params = {
-            "sessionId": self.id,
-            "toolCall": asked_call(execution),
-            "options": [
-                {"optionId": option, "name": name.format(covers), "kind": kind}
-                for option, name, kind, _approval in _OPTIONS
-            ],
-        }
+            await self._when_all_shown()  # the call is announced before it is asked about
+        call = asked_call(execution)
+        is_known = self.agent is None or call.tool_call_id in self.agent.running_calls
+        if not is_known:  # the call that started it in the background is over
+            self._peer.send(wire.encode_update(self.id, announced(call)))
+        approval = Approval.CANCELLED
         try:
-            raw = await self._peer.call(
-                "session/request_permission", params, signal=execution.signal
-            )
-            outcome = msgspec.json.decode(raw, type=wire.PermissionAnswer).outcome
-        except RemoteError as exc:
-            is_cancelled = exc.code == REQUEST_CANCELLED
-            return Approval.CANCELLED if is_cancelled else Approval.UNAVAILABLE
-        except (PeerClosed, msgspec.MsgspecError):
-            return Approval.UNAVAILABLE
-        if outcome.outcome == "cancelled":
-            return Approval.CANCELLED
-        approvals = {option: approval for option, _name, _kind, approval in _OPTIONS}
-        return approvals.get(outcome.option_id or "", Approval.UNAVAILABLE)
+            approval = await ask_permission(self._peer, self.id, call, execution)
+        finally:
+            if is_known:
+                self._restore_title(call)
+            else:
+                status = "completed" if approval.is_allowed else "failed"
+                update = wire.ToolCallUpdate(call.tool_call_id, status=status)
+                self._peer.send(wire.encode_update(self.id, update))
+        return approval
+
+    def _restore_title(self, call: wire.AskedToolCall) -> None:
+        """Call a call by its own name again, after a question of the subagent that it is."""
+        title = None if self.agent is None else self.agent.running_calls.get(call.tool_call_id)
+        if title is not None and title != call.title:
+            update = wire.ToolCallUpdate(call.tool_call_id, title=title)
+            self._peer.send(wire.encode_update(self.id, update))
 
 
-_OPTIONS: Final = (
-    ("allow-once", "Allow", "allow_once", Approval.ALLOWED),
-    ("allow-always", "Always allow {} in this session", "allow_always", Approval.ALLOWED_ALWAYS),
-    ("reject-once", "Reject", "reject_once", Approval.REJECTED),
-    ("reject-always", "Never allow {} in this session", "reject_always", Approval.REJECTED_ALWAYS),
-)
+_OPTION_CHANGES: Final = (ModeChanged, ModelChanged, EffortChanged)
+_NAMING: Final = (UserMessage, PromptBlocked)
 
 
 def _stop_reason(outcome: Outcome | None) -> str:
@@ -312,35 +379,9 @@ def _stop_reason(outcome: Outcome | None) -> str:
             return "max_turn_requests"
         case Refused():
             return "refusal"
+        case Failed(code="AUTH" | "NO_KEY" as code, message=message):
+            raise RpcError(AUTH_REQUIRED, message, {"code": code})  # a login may help
         case Failed(code=code, message=message):
             raise RpcError(INTERNAL_ERROR, message, {"code": code})
         case _:  # aborted, disposed, or no turn ever took it
             return "cancelled"
-
-
-def blocks_from(prompt: list[wire.ContentBlock]) -> tuple[Block, ...]:
-    """Translate a prompt.
-
-    Raises:
-        ValueError: It is empty, or has a block this agent did not offer to take.
-    """
-    if not prompt:
-        raise ValueError("the prompt is empty")
-    return tuple(_block_from(block) for block in prompt)
-
-
-def _block_from(block: wire.ContentBlock) -> Block:
-    match block:
-        case wire.TextBlock():
-            return Text(block.text)
-        case wire.LinkBlock():
-            size = block.size
-            return Link(
-                block.uri, block.name, block.mime_type, block.title, block.description, size
-            )
-        case wire.ResourceBlock(resource=resource):
-            return Resource(resource.uri, resource.text, resource.blob, resource.mime_type)
-        case wire.ImageBlock():
-            return Image(block.data, block.mime_type, block.uri)
-        case wire.AudioBlock():
-            raise ValueError("this agent takes no audio")

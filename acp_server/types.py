@@ -8,7 +8,7 @@ Source: the published ACP v1 JSON schema.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
@@ -20,25 +20,49 @@ __all__ = [
     "AuthenticateParams",
     "AvailableCommand",
     "AvailableCommandsUpdate",
+    "CompactionUpdate",
+    "ConfigChoice",
+    "ConfigOption",
+    "ConfigOptionUpdate",
     "ContentBlock",
+    "Cost",
+    "CreatedTerminal",
     "CurrentModeUpdate",
+    "FileText",
     "InitializeParams",
     "ListSessionsParams",
     "LoadSessionParams",
+    "LogoutParams",
+    "McpServer",
     "NewSessionParams",
+    "Notice",
     "PermissionAnswer",
     "PlanUpdate",
     "PromptParams",
+    "PromptResult",
+    "ResumeSessionParams",
     "SessionId",
+    "SessionInfoUpdate",
+    "SetConfigOptionParams",
     "SetModeParams",
+    "TerminalExit",
+    "TerminalOutput",
     "TextContent",
     "ToolCallStart",
     "ToolCallUpdate",
+    "ToolContent",
     "ToolContentBlock",
     "ToolContentDiff",
+    "ToolContentTerminal",
+    "TurnUsage",
     "Update",
+    "UsageUpdate",
     "UserMessageChunk",
 ]
+
+
+Lenient = Raw | UnsetType
+"""An optional field whose malformed value counts as absent; decoded where it is used."""
 
 
 class _In(Struct, rename="camel", frozen=True):
@@ -64,6 +88,10 @@ class AuthenticateParams(_In, frozen=True):
     method_id: str
 
 
+class LogoutParams(_In, frozen=True):
+    pass
+
+
 class EnvVariable(_In, frozen=True):
     name: str
     value: str
@@ -81,26 +109,80 @@ class McpServer(_In, frozen=True):
     headers: list[EnvVariable] | None = None
 
     def problem(self) -> str | None:
-        """Return what is missing, or `None`."""
-        needed = "command" if self.type == "stdio" else "url"
-        missing = getattr(self, needed) is None
-        return f"MCP server {self.name!r} needs {needed!r}" if missing else None
+        """Return what is missing or cannot be, or `None`."""
+        if not self.name.strip():
+            return "an MCP server in mcpServers has no name"
+        at_fault = self._command_problem() if self.type == "stdio" else self._address_problem()
+        return None if at_fault is None else f"MCP server {self.name!r} {at_fault}"
+
+    def _command_problem(self) -> str | None:
+        if not self.command:
+            return "needs 'command'"
+        names = [variable.name for variable in self.env or ()]
+        if any(not name or "=" in name for name in names):
+            return "has a variable in 'env' whose name cannot be one"
+        values = [variable.value for variable in self.env or ()]
+        if any("\0" in text for text in (self.command, *(self.args or ()), *names, *values)):
+            return "has a NUL character in what starts it"
+        return None
+
+    def _address_problem(self) -> str | None:
+        if self.url is None:
+            return "needs 'url'"
+        if not _is_web_address(self.url):
+            return "needs a 'url' that begins with http:// or https:// and names a host"
+        for header in self.headers or ():
+            if not header.name or not all(_is_of_a_name(c) for c in header.name):
+                return "has a header whose name cannot be one"
+            if not all(c.isprintable() or c == "\t" for c in header.value):
+                return f"has a header {header.name!r} with characters that no header can have"
+        return None
+
+
+_IN_NAMES: Final = "!#$%&'*+-.^_`|~"  # RFC 9110, section 5.6.2
+
+
+def _is_of_a_name(c: str) -> bool:
+    return (c.isascii() and c.isalnum()) or c in _IN_NAMES
+
+
+def _is_web_address(url: str) -> bool:
+    from urllib.parse import urlsplit  # most clients name no server, and all wait for this module
+
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises for what is no port
+    except ValueError:
+        return False
+    is_clean = url.isprintable() and " " not in url
+    return is_clean and parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 class NewSessionParams(_In, frozen=True):
     cwd: str
     mcp_servers: list[McpServer] | None = None
+    additional_directories: list[str] | None = None
 
 
-class LoadSessionParams(_In, frozen=True):
+class LoadSessionParams(NewSessionParams, frozen=True, kw_only=True):
     session_id: str
-    cwd: str
-    mcp_servers: list[McpServer] | None = None
+
+
+class ResumeSessionParams(LoadSessionParams, frozen=True):
+    """Also those of a fork."""
 
 
 class ListSessionsParams(_In, frozen=True):
     cwd: str | None = None
     cursor: str | None = None
+
+
+class SetConfigOptionParams(_In, frozen=True):
+    """`value` is an id for every option of ours; anything else is none of its choices."""
+
+    session_id: str
+    config_id: str
+    value: str | bool
 
 
 class SetModeParams(_In, frozen=True):
@@ -112,15 +194,24 @@ class SessionId(_In, frozen=True):
     session_id: str
 
 
+class Annotations(_In, frozen=True):
+    audience: Lenient = UNSET
+    last_modified: Lenient = UNSET
+    priority: Lenient = UNSET
+    meta: Lenient = field(default=UNSET, name="_meta")
+
+
 class EmbeddedResource(_In, frozen=True):
     uri: str
     text: str | None = None
     blob: str | None = None
-    mime_type: str | None = None
+    mime_type: Lenient = UNSET
+    meta: Lenient = field(default=UNSET, name="_meta")
 
 
-class _Block(Struct, rename="camel", frozen=True, tag_field="type"):
-    pass
+class _Block(Struct, rename="camel", frozen=True, tag_field="type", kw_only=True):
+    annotations: Lenient = UNSET
+    meta: Lenient = field(default=UNSET, name="_meta")
 
 
 class TextBlock(_Block, frozen=True, tag="text"):
@@ -130,7 +221,7 @@ class TextBlock(_Block, frozen=True, tag="text"):
 class ImageBlock(_Block, frozen=True, tag="image"):
     data: str
     mime_type: str
-    uri: str | None = None
+    uri: Lenient = UNSET
 
 
 class AudioBlock(_Block, frozen=True, tag="audio"):
@@ -141,10 +232,10 @@ class AudioBlock(_Block, frozen=True, tag="audio"):
 class LinkBlock(_Block, frozen=True, tag="resource_link"):
     uri: str
     name: str
-    mime_type: str | None = None
-    title: str | None = None
-    description: str | None = None
-    size: int | None = None
+    mime_type: Lenient = UNSET
+    title: Lenient = UNSET
+    description: Lenient = UNSET
+    size: Lenient = UNSET
 
 
 class ResourceBlock(_Block, frozen=True, tag="resource"):
@@ -157,7 +248,7 @@ ContentBlock = TextBlock | ImageBlock | AudioBlock | LinkBlock | ResourceBlock
 class PromptParams(_In, frozen=True):
     session_id: str
     prompt: list[ContentBlock]
-    meta: dict[str, Any] | None = field(default=None, name="_meta")
+    meta: Any = field(default=None, name="_meta")
 
 
 class _PermissionOutcome(_In, frozen=True):
@@ -169,14 +260,42 @@ class PermissionAnswer(_In, frozen=True):
     outcome: _PermissionOutcome
 
 
+class FileText(_In, frozen=True):
+    content: str
+
+
+class CreatedTerminal(_In, frozen=True):
+    terminal_id: str
+
+
+class TerminalOutput(_In, frozen=True):
+    output: str
+    truncated: bool = False
+
+
+class TerminalExit(_In, frozen=True):
+    """Either or neither: some clients do not know how a command ended.
+
+    What is no number, or no text, counts as absent; it is looked at where it is used.
+    """
+
+    exit_code: Any = None
+    signal: Any = None
+
+
 # --- what an agent sends --------------------------------------------------------------------
 
 
-class TextContent(_Out, frozen=True, tag_field="type", tag="text"):
+class _Content(_Out, frozen=True, tag_field="type", kw_only=True):
+    annotations: Raw | UnsetType = UNSET
+    meta: Raw | UnsetType = field(default=UNSET, name="_meta")
+
+
+class TextContent(_Content, frozen=True, tag="text"):
     text: str
 
 
-class LinkContent(_Out, frozen=True, tag_field="type", tag="resource_link"):
+class LinkContent(_Content, frozen=True, tag="resource_link"):
     uri: str
     name: str
     mime_type: str | UnsetType = UNSET
@@ -185,7 +304,7 @@ class LinkContent(_Out, frozen=True, tag_field="type", tag="resource_link"):
     size: int | UnsetType = UNSET
 
 
-class ImageContent(_Out, frozen=True, tag_field="type", tag="image"):
+class ImageContent(_Content, frozen=True, tag="image"):
     data: str
     mime_type: str
     uri: str | UnsetType = UNSET
@@ -196,9 +315,10 @@ class ResourceContents(_Out, frozen=True):
     text: str | UnsetType = UNSET
     blob: str | UnsetType = UNSET
     mime_type: str | UnsetType = UNSET
+    meta: Raw | UnsetType = field(default=UNSET, name="_meta")
 
 
-class ResourceContent(_Out, frozen=True, tag_field="type", tag="resource"):
+class ResourceContent(_Content, frozen=True, tag="resource"):
     resource: ResourceContents
 
 
@@ -213,6 +333,13 @@ class ToolContentDiff(_Out, frozen=True, tag_field="type", tag="diff"):
     path: str
     new_text: str
     old_text: str | UnsetType = UNSET
+
+
+class ToolContentTerminal(_Out, frozen=True, tag_field="type", tag="terminal"):
+    terminal_id: str
+
+
+ToolContent = ToolContentBlock | ToolContentDiff | ToolContentTerminal
 
 
 class Location(_Out, frozen=True):
@@ -247,13 +374,14 @@ class ToolCallStart(_Update, frozen=True, tag="tool_call"):
     name: str
     locations: tuple[Location, ...] | UnsetType = UNSET
     raw_input: Raw | UnsetType = UNSET
+    content: tuple[ToolContent, ...] | UnsetType = UNSET
 
 
 class ToolCallUpdate(_Update, frozen=True, tag="tool_call_update"):
     tool_call_id: str
     status: str | UnsetType = UNSET
     title: str | UnsetType = UNSET
-    content: tuple[ToolContentBlock | ToolContentDiff, ...] | UnsetType = UNSET
+    content: tuple[ToolContent, ...] | UnsetType = UNSET
     locations: tuple[Location, ...] | UnsetType = UNSET
 
 
@@ -265,7 +393,7 @@ class AskedToolCall(_Out, frozen=True):
     status: str
     kind: str
     name: str
-    content: tuple[ToolContentBlock | ToolContentDiff, ...] | UnsetType = UNSET
+    content: tuple[ToolContent, ...] | UnsetType = UNSET
     locations: tuple[Location, ...] | UnsetType = UNSET
     raw_input: Raw | UnsetType = UNSET
 
@@ -280,8 +408,71 @@ class PlanUpdate(_Update, frozen=True, tag="plan"):
     entries: tuple[PlanUpdateEntry, ...]
 
 
+class SessionInfoUpdate(_Update, frozen=True, tag="session_info_update"):
+    title: str
+    updated_at: str
+
+
 class CurrentModeUpdate(_Update, frozen=True, tag="current_mode_update"):
     current_mode_id: str
+
+
+class ConfigChoice(_Out, frozen=True):
+    value: str
+    name: str
+    description: str | UnsetType = UNSET
+
+
+class ConfigOption(_Out, frozen=True, tag_field="type", tag="select"):
+    id: str
+    name: str
+    category: str
+    current_value: str
+    options: tuple[ConfigChoice, ...]
+
+
+class ConfigOptionUpdate(_Update, frozen=True, tag="config_option_update"):
+    config_options: tuple[ConfigOption, ...]
+
+
+class Cost(_Out, frozen=True):
+    amount: float
+    currency: str
+
+
+class UsageUpdate(_Update, frozen=True, tag="usage_update"):
+    used: int
+    size: int
+    cost: Cost | UnsetType = UNSET
+
+
+class TurnUsage(_Out, frozen=True):
+    """What one turn took. Input has what came from the cache in it, output has the thinking."""
+
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int
+    thought_tokens: int | UnsetType = UNSET
+    cached_read_tokens: int | UnsetType = UNSET
+    cached_write_tokens: int | UnsetType = UNSET
+
+
+class PromptResult(_Out, frozen=True):
+    stop_reason: str
+    usage: TurnUsage | UnsetType = UNSET
+
+
+class Notice(_Update, frozen=True, tag="notice"):
+    severity: str
+    title: str
+    description: str | UnsetType = UNSET
+
+
+class CompactionUpdate(_Update, frozen=True, tag="compaction_update"):
+    compaction_id: str
+    status: str
+    summary: tuple[TextContent, ...] | UnsetType = UNSET
+    error: str | UnsetType = UNSET
 
 
 class CommandInput(_Out, frozen=True):
@@ -306,6 +497,11 @@ Update = (
     | ToolCallUpdate
     | PlanUpdate
     | CurrentModeUpdate
+    | SessionInfoUpdate
+    | ConfigOptionUpdate
+    | UsageUpdate
+    | CompactionUpdate
+    | Notice
     | AvailableCommandsUpdate
 )
 

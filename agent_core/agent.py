@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Generator, Mapping
+from collections.abc import Awaitable, Generator
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from agent_core import execution
+from agent_core.background import Background
 from agent_core.cancellation import normalize_cancel_cause
 from agent_core.content import Block, Text
 from agent_core.errors import AgentDisposed
-from agent_core.events import ModeChanged
+from agent_core.events import EffortChanged, ModeChanged, ModelChanged
 from agent_core.hooks import Hooks
 from agent_core.inbox import Prompt, check_content
 from agent_core.loop import AgentLoop
 from agent_core.models.adapter import ModelAdapter
+from agent_core.models.choice import Models
 from agent_core.permissions import MODES
 from agent_core.prompt import SystemPrompt
+from agent_core.questions import Nobody, OnBehalf
 from agent_core.sessions.log import Session
+from agent_core.subagents import Delegation, Subagents
 from agent_core.tools.roots import Roots
-from agent_core.tools.tool import Commands, Files, Tool
+from agent_core.tools.tool import Ask, Commands, Files, Tool
 
 if TYPE_CHECKING:
     from agent_core.runtime import AgentRuntime
@@ -38,9 +42,12 @@ class Agent:
     Attributes:
         session: The log, the one truth about what happened.
         hooks: Listeners of this agent only; those of the runtime come after them.
-        model, tools, roots, files, commands, system_prompt: What its turns work with.
+        models, tools, roots, files, commands, system_prompt: What its turns work with.
+        ask: The person it may ask, `agent_core.questions.Nobody` until somebody sets another one.
         max_steps: Model calls a turn may have; 0 for any number.
         parent: The agent this one is a subagent of, or `None`.
+        delegation: What of its parent's it is, if it is a subagent.
+        background: Its subagents in the background.
     """
 
     def __init__(
@@ -48,8 +55,9 @@ class Agent:
         runtime: AgentRuntime,
         session: Session,
         *,
-        model: ModelAdapter,
-        tools: Mapping[str, Tool],
+        models: Models,
+        model: str,
+        tools: dict[str, Tool],
         roots: Roots,
         files: Files,
         commands: Commands,
@@ -57,19 +65,28 @@ class Agent:
         mode: str,
         max_steps: int = 0,
         parent: Agent | None = None,
+        delegation: Delegation | None = None,
     ) -> None:
         self.session = session
         self.hooks = Hooks(runtime.hooks)
-        self.model = model
+        self.models = models
         self.tools = tools
         self.roots = roots
         self.files = files
         self.commands = commands
+        if parent is not None and delegation is None:
+            delegation = Delegation("", "subagent")
+        self.ask: Ask = Nobody()
+        if parent is not None and delegation is not None:
+            self.ask = OnBehalf(parent, delegation.name)
         self.system_prompt = system_prompt
         self.max_steps = max_steps
         self.parent = parent
+        self.delegation = delegation
+        self.background = Background(self, runtime)
         self._runtime = runtime
         self._default_mode = mode
+        self._default_model = model
         self._thread = threading.get_ident()
         self._loop = AgentLoop(self)
 
@@ -77,6 +94,19 @@ class Agent:
     def id(self) -> str:
         """The session's id."""
         return self.session.id
+
+    @property
+    def root(self) -> Agent:
+        """The agent at the top: a person's own, of which this is a subagent, or itself."""
+        agent = self
+        while agent.parent is not None:
+            agent = agent.parent
+        return agent
+
+    @property
+    def subagents(self) -> Subagents:
+        """The ways to delegate."""
+        return self._runtime.subagents
 
     @property
     def depth(self) -> int:
@@ -92,6 +122,42 @@ class Agent:
     def mode(self) -> str:
         """The permission mode, a key of `agent_core.permissions.MODES`."""
         return self.session.state.mode or self._default_mode
+
+    @property
+    def model(self) -> ModelAdapter:
+        """The model of its next call; the default's where the chosen one is no longer there."""
+        chosen = self.models.get(self.session.state.model or self._default_model)
+        return chosen or self.models.adapter(self.models.default)
+
+    @property
+    def effort(self) -> str | None:
+        """How hard the model is to think, one of its `efforts`; `None` where it has none."""
+        info, chosen = self.model.info, self.session.state.effort
+        return chosen if chosen in info.efforts else info.effort
+
+    def set_model(self, name: str) -> None:
+        """Change the model, from the next model call on.
+
+        Raises:
+            ValueError: There is no such model.
+        """
+        if self.models.get(name) is None:
+            raise ValueError(f"no model {name!r} is configured")
+        if name != self.model.info.name:
+            self.session.append(ModelChanged(name))
+
+    def set_effort(self, effort: str) -> None:
+        """Change how hard the model is to think, from the next model call on.
+
+        Raises:
+            ValueError: The model knows no such effort.
+        """
+        info = self.model.info
+        if effort not in info.efforts:
+            known = ", ".join(info.efforts) or "none to choose from"
+            raise ValueError(f"no effort {effort!r} with {info.name}; there are {known}")
+        if effort != self.effort:
+            self.session.append(EffortChanged(effort))
 
     def set_mode(self, mode: str) -> None:
         """Change the permission mode, from the next tool call on.
@@ -180,6 +246,8 @@ class Agent:
     def cancel(self, cause: object = None) -> None:
         """Ask the running turn to stop, and forget all that is queued or steered by now.
 
+        Subagents in the background are stopped, too, also when no turn runs.
+
         Work sent afterwards runs, also when an abort listener sends it. On a turn that is being
         cancelled already the first cause stands. Does nothing else when idle or disposed.
 
@@ -194,10 +262,13 @@ class Agent:
         self._check_thread()
         if not self._loop.is_disposed:
             self._loop.cancel(reason)
+            self.background.stop_all()
             self._runtime.watch_unwinding(self)
 
     async def when_idle(self) -> None:
         """Wait until the agent is idle: no turn runs, none is owed, all is flushed.
+
+        Subagents in the background that were told to stop are waited for, others are not.
 
         A disposed agent is waited for until its driver is gone. Uncooperative work is waited for,
         however long it takes.
@@ -209,6 +280,7 @@ class Agent:
         """
         self.refuse_own_wait()
         await self._loop.when_idle()
+        await self.background.when_stopped()
 
     def dispose(self) -> Awaitable[None]:
         """Stop for good: abort the turn, forget what is queued, refuse what comes.
@@ -222,6 +294,7 @@ class Agent:
         self._check_thread()
         if not self._loop.is_disposed:
             self._loop.dispose()
+            self.background.stop_all()
             self._runtime.watch_unwinding(self)
         return _Quiet(self)
 
@@ -249,6 +322,14 @@ class Agent:
         """The titles, as people see them, of the tool calls that are running, by call id."""
         return self._loop.running_calls
 
+    async def _ended(self) -> None:
+        """Wait for the driver's end, and for that of what was in the background.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+        """
+        await self._loop.quiet.wait()
+        await self.background.when_stopped()
+
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
             raise RuntimeError(
@@ -268,4 +349,4 @@ class _Quiet:
 
     def __await__(self) -> Generator[Any, None, None]:
         self._agent.refuse_own_wait()
-        return self._agent._loop.quiet.wait().__await__()
+        return self._agent._ended().__await__()

@@ -14,15 +14,18 @@ from anyio.abc import TaskGroup
 
 from agent_core import execution
 from agent_core.agent import Agent
+from agent_core.children import InProcessProvider
+from agent_core.compaction import Compactor
 from agent_core.errors import AgentDisposed
 from agent_core.events import EventData, ToolProgress
 from agent_core.hooks import Hooks
 from agent_core.logs import get_logger
 from agent_core.models.adapter import ModelAdapter
+from agent_core.models.choice import Models
 from agent_core.prompt import SystemPrompt
 from agent_core.sessions.log import Session
 from agent_core.sessions.store import SessionHeader, SessionStore
-from agent_core.subagents import Subagents
+from agent_core.subagents import Delegation, Subagents
 from agent_core.tools.roots import Roots
 from agent_core.tools.tool import Commands, Files, Tool
 
@@ -44,13 +47,14 @@ class AgentRuntime:
         hooks: Listeners of all agents.
         subagents: The ways to delegate, and their limits.
         agents: The agents that are not quiet yet, by id.
+        models: What they may choose from.
     """
 
     def __init__(
         self,
         store: SessionStore,
         *,
-        model: ModelAdapter,
+        model: ModelAdapter | Models,
         tools: tuple[Tool, ...],
         files: Files,
         commands: Commands,
@@ -59,10 +63,13 @@ class AgentRuntime:
         max_steps: int = 0,
     ) -> None:
         self.hooks = Hooks()
-        self.subagents = Subagents(self)
+        self.subagents = Subagents()
+        self.subagents.register(InProcessProvider(self, "spawn"), "knows only what you tell it")
+        self.subagents.register(InProcessProvider(self, "fork"), "knows this conversation")
         self.agents: dict[str, Agent] = {}
+        Compactor(self.agents).listen(self.hooks)
         self._store = store
-        self._model = model
+        self.models = model if isinstance(model, Models) else Models(model)
         self._tools = {tool.name: tool for tool in tools}
         self._files = files
         self._commands = commands
@@ -131,6 +138,8 @@ class AgentRuntime:
         seed: Sequence[EventData] = (),
         tool_names: Collection[str] | None = None,
         persona: str | None = None,
+        model: str | None = None,
+        delegation: Delegation | None = None,
     ) -> Agent:
         """Make a subagent: a new session below `parent`'s, with its places, model and mode.
 
@@ -141,6 +150,8 @@ class AgentRuntime:
             seed: History that the child begins with.
             tool_names: The only tools it is offered; `None` for its parent's.
             persona: What it is told first about itself; `None` for what its parent is told.
+            model: The name of its model; `None` for its parent's.
+            delegation: Whence it comes, for people.
 
         Raises:
             AgentDisposed: The runtime is being left.
@@ -158,7 +169,8 @@ class AgentRuntime:
         child = Agent(
             self,
             session,
-            model=parent.model,
+            models=self.models,
+            model=model or parent.model.info.name,
             tools={name: tool for name, tool in tools if tool_names is None or name in tool_names},
             roots=parent.roots,
             files=parent.files,
@@ -167,6 +179,7 @@ class AgentRuntime:
             mode=parent.mode,
             max_steps=parent.max_steps,
             parent=parent,
+            delegation=delegation,
         )
         return self._publish(child, "startup")
 
@@ -186,7 +199,8 @@ class AgentRuntime:
         agent = Agent(
             self,
             session,
-            model=self._model,
+            models=self.models,
+            model=self.models.default,
             tools=dict(self._tools),
             roots=Roots(session.cwd, additional),
             files=self._files,

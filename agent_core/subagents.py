@@ -11,46 +11,28 @@ and leaves nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import anyio
 from msgspec import Struct
 
 from agent_core.cancellation import AbortSignal
-from agent_core.content import Block, ReasoningPart, TextPart, ToolCallPart
+from agent_core.content import Block, Usage
 from agent_core.errors import AgentError
-from agent_core.events import (
-    Aborted,
-    AssistantChunk,
-    AssistantMessage,
-    Completed,
-    Event,
-    EventData,
-    Failed,
-    MaxSteps,
-    MaxTokens,
-    ModeChanged,
-    ModelRetry,
-    Outcome,
-    PermissionAsked,
-    PermissionDecided,
-    Refused,
-    ToolProgress,
-    TurnEnd,
-)
-from agent_core.inbox import Prompt
 from agent_core.logs import get_logger
+from agent_core.usage import subagent_usage
 
 if TYPE_CHECKING:
     from agent_core.agent import Agent
-    from agent_core.runtime import AgentRuntime
+    from agent_core.agent_files import AgentFile, AgentFiles
 
 __all__ = [
     "Capabilities",
-    "InProcessProvider",
+    "Delegation",
+    "Spent",
     "SubagentProvider",
     "SubagentRefused",
     "SubagentRequest",
@@ -64,14 +46,6 @@ MAX_LIVE: Final = 8
 """Live children of one agent; further ones wait. Counted for each agent and not for a tree, or
 children that wait for children of their own could take each other's places for ever."""
 
-_NOT_INHERITED: Final = (
-    AssistantChunk,
-    ModeChanged,
-    ModelRetry,
-    PermissionAsked,
-    PermissionDecided,
-    ToolProgress,
-)
 
 log = get_logger(__name__)
 
@@ -85,20 +59,59 @@ class Capabilities(Struct, frozen=True):
 
     tool_names: bool = False
     persona: bool = False
+    model: bool = False
+    output_schema: bool = False
+
+
+class Delegation(Struct, frozen=True):
+    """Whence a subagent comes: the tool call of its parent that it is, and its name for people."""
+
+    call_id: str
+    name: str
+
+
+def _unseen(_line: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubagentRequest:
-    """What is delegated. `signal` is the parent's own turn signal."""
+    """What is delegated.
+
+    Attributes:
+        prompt: The task.
+        parent: Who delegates.
+        signal: The parent's own turn signal, or the session's for what outlives a turn.
+        call_id: The parent's tool call that the subagent is; empty if it is none.
+        name: The subagent's name for people.
+        tool_names: The only tools it is offered; `None` for its parent's.
+        persona: What it is told first about itself; `None` for what its parent is told.
+        model: The name of its model; `None` for its parent's.
+        output_schema: A JSON schema that its answer has to agree with.
+        show: Told now and then, in a line, what it is doing.
+    """
 
     prompt: tuple[Block, ...]
     parent: Agent
     signal: AbortSignal
+    call_id: str = ""
+    name: str = ""
     tool_names: frozenset[str] | None = None
     persona: str | None = None
+    model: str | None = None
+    output_schema: Mapping[str, Any] | None = None
+    show: Callable[[str], None] = _unseen
 
 
 Reason = Literal["completed", "aborted", "max_tokens", "max_steps", "refusal", "error"]
+
+
+class Spent(Struct, frozen=True):
+    """What a run took, with all below it. `cost` is `None` where no price is known."""
+
+    usage: Usage = Usage()
+    cost: float | None = None
+    currency: str | None = None
 
 
 class SubagentResult(Struct, frozen=True):
@@ -110,6 +123,7 @@ class SubagentResult(Struct, frozen=True):
     reason: Reason
     output: str
     message: str = ""
+    spent: Spent = Spent()
 
 
 class SubagentRun(Protocol):
@@ -161,21 +175,31 @@ class SubagentProvider(Protocol):
 
 
 class Subagents:
-    """The providers of one runtime. ``spawn`` and ``fork`` are there from the start."""
+    """The providers of one runtime, and their limits.
 
-    def __init__(
-        self, runtime: AgentRuntime, *, max_depth: int = MAX_DEPTH, max_live: int = MAX_LIVE
-    ) -> None:
+    Attributes:
+        max_depth: Levels below a person's own agent.
+        max_live: Live children of one agent.
+        files: Finds what people describe in files; `None` for no look at any.
+    """
+
+    def __init__(self, *, max_depth: int = MAX_DEPTH, max_live: int = MAX_LIVE) -> None:
         self.max_depth = max_depth
         self.max_live = max_live
+        self.files: AgentFiles | None = None
         self._providers: dict[str, SubagentProvider] = {}
+        self._descriptions: dict[str, str] = {}
         self._places: WeakKeyDictionary[Agent, anyio.Semaphore] = WeakKeyDictionary()
-        self.register(InProcessProvider(runtime, "spawn"))
-        self.register(InProcessProvider(runtime, "fork"))
 
-    def register(self, provider: SubagentProvider) -> Callable[[], None]:
-        """Add or replace a provider; return a function that removes it again."""
+    def register(self, provider: SubagentProvider, description: str = "") -> Callable[[], None]:
+        """Add or replace a provider; return a function that removes it again.
+
+        Args:
+            provider: Goes by its name.
+            description: What it is good for, for the model.
+        """
         self._providers[provider.name] = provider
+        self._descriptions[provider.name] = description
 
         def remove() -> None:
             if self._providers.get(provider.name) is provider:
@@ -187,6 +211,36 @@ class Subagents:
     def names(self) -> tuple[str, ...]:
         """The names of the providers there are."""
         return tuple(self._providers)
+
+    @property
+    def described(self) -> dict[str, str]:
+        """What the providers are good for, by name."""
+        return {name: self._descriptions[name] for name in self._providers}
+
+    async def resolved(self, name: str, request: SubagentRequest) -> tuple[str, SubagentRequest]:
+        """Return the provider for who goes by `name`, and the request as it has to have it.
+
+        Cancellation: through ``request.signal``. Concurrency: any number of tasks.
+
+        Raises:
+            SubagentRefused: Nobody goes by that name, or it cannot be started.
+            TurnAborted: The signal fired.
+        """
+        files: Mapping[str, AgentFile] = {}
+        if self.files is not None and name not in self._providers:
+            files = await self.files.known(request.parent, request.signal)
+        if (file := files.get(name)) is not None:
+            name, request = (
+                "spawn",
+                replace(
+                    request,
+                    tool_names=file.tool_names,
+                    persona=file.persona,
+                    model=file.model,
+                ),
+            )
+        self._checked(name, request, also=files)
+        return name, request
 
     async def start(self, name: str, request: SubagentRequest) -> SubagentRun:
         """Start a subagent, once there is a place for it.
@@ -215,11 +269,13 @@ class Subagents:
         parent.hooks.emit("subagent/start", parent, run.id, name)
         return _Tracked(run, parent, place.release)
 
-    def _checked(self, name: str, request: SubagentRequest) -> SubagentProvider:
+    def _checked(
+        self, name: str, request: SubagentRequest, *, also: Iterable[str] = ()
+    ) -> SubagentProvider:
         request.signal.raise_if_aborted()
         provider = self._providers.get(name)
         if provider is None:
-            known = ", ".join(self._providers)
+            known = ", ".join((*self._providers, *also))
             raise SubagentRefused(f"There is no subagent {name!r}; there are {known}.")
         if request.parent.depth >= self.max_depth:
             raise SubagentRefused(f"Subagents go {self.max_depth} levels deep and no deeper.")
@@ -249,125 +305,20 @@ class _Tracked:
         if (release := self._release) is not None:
             self._release = None
             release()
-            reason = (await self._run.result()).reason
-            self._parent.hooks.emit("subagent/end", self._parent, self._run.id, reason)
+            result = await self._run.result()
+            self._count(result.spent)
+            self._parent.hooks.emit("subagent/end", self._parent, self._run.id, result.reason)
 
-
-class InProcessProvider:
-    """``spawn``: a child that knows nothing. ``fork``: one that knows what its parent knew.
-
-    A fork is seeded with the parent's log up to its last finished turn; the turn that delegates is
-    not part of it.
-    """
-
-    def __init__(self, runtime: AgentRuntime, name: Literal["spawn", "fork"]) -> None:
-        self._runtime = runtime
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        """``spawn`` or ``fork``."""
-        return self._name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """All of them."""
-        return Capabilities(tool_names=True, persona=True)
-
-    async def start(self, request: SubagentRequest) -> SubagentRun:
-        """See `SubagentProvider.start`."""
-        request.signal.raise_if_aborted()
-        seed = _finished(request.parent) if self._name == "fork" else []
-        child = await self._runtime.create_child(
-            request.parent, seed=seed, tool_names=request.tool_names, persona=request.persona
-        )
-        if request.signal.aborted:  # while it was being made
-            await child.dispose()
-            request.signal.raise_if_aborted()
-        return _ChildRun(child, request, len(child.session.events))
-
-
-class _ChildRun:
-    """An in-process child at work on its one prompt."""
-
-    def __init__(self, child: Agent, request: SubagentRequest, seeded: int) -> None:
-        self._child = child
-        self._signal = request.signal
-        self._seeded = seeded
-        # Listening comes first: what is told of the prompt may abort already.
-        self._remove = request.signal.on_abort(self._abort)
-        self._prompt: Prompt = child.send(request.prompt, source="parent")
-
-    @property
-    def id(self) -> str:
-        return self._child.id
-
-    def _abort(self, _reason: object) -> None:
-        self._child.cancel({"kind": "parent"})
-
-    async def result(self) -> SubagentResult:
+    def _count(self, spent: Spent) -> None:
+        """Have the parent's log say what was spent for it."""
+        if spent == Spent():
+            return
+        session, info = self._parent.session, self._parent.model.info
         try:
-            outcome = await self._prompt.settled()
-        except AgentError as exc:
-            return SubagentResult("error", self._output(), str(exc))
-        reason = _reason(outcome)
-        if self._signal.aborted and reason != "completed":
-            reason = "aborted"
-        message = outcome.message if isinstance(outcome, Failed) else ""
-        return SubagentResult(reason, self._output(), message)
-
-    async def dispose(self) -> None:
-        self._remove()
-        await self._child.dispose()
-
-    def _output(self) -> str:
-        return _last_words(self._child.session.events[self._seeded :])
-
-
-def _finished(parent: Agent) -> list[EventData]:
-    """Return what the parent said and did up to its last finished turn, and nothing it decided.
-
-    Modes and remembered answers are not inherited by way of history. Of a message's chunks one for
-    each part is enough.
-    """
-    events = parent.session.events
-    ends = (i for i in range(len(events), 0, -1) if isinstance(events[i - 1].data, TurnEnd))
-    seed: list[EventData] = []
-    for event in events[: next(ends, 0)]:
-        data = event.data
-        if isinstance(data, AssistantMessage):
-            seed += (
-                AssistantChunk(data.turn, data.step, part.text, isinstance(part, ReasoningPart))
-                for part in data.content
-                if not isinstance(part, ToolCallPart)
+            session.append(
+                subagent_usage(
+                    session.state, info, self.id, spent.usage, spent.cost, spent.currency
+                )
             )
-        if not isinstance(data, _NOT_INHERITED):
-            seed.append(data)
-    return seed
-
-
-def _reason(outcome: Outcome | None) -> Reason:
-    match outcome:
-        case Completed():
-            return "completed"
-        case MaxTokens():
-            return "max_tokens"
-        case MaxSteps():
-            return "max_steps"
-        case Refused():
-            return "refusal"
-        case None | Aborted():
-            return "aborted"
-        case _:
-            return "error"
-
-
-def _last_words(events: Sequence[Event]) -> str:
-    """Return the last message that says something, or else whatever was streamed."""
-    for event in reversed(events):
-        if isinstance(event.data, AssistantMessage):
-            text = "".join(part.text for part in event.data.content if isinstance(part, TextPart))
-            if text.strip():
-                return text
-    chunks = (event.data for event in events if isinstance(event.data, AssistantChunk))
-    return "".join(chunk.text for chunk in chunks if not chunk.reasoning)
+        except Exception:  # a validator's veto, say: nothing that ended depends on it
+            log.exception("subagent_usage_not_logged", session_id=session.id)

@@ -9,23 +9,26 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
 import anyio
 import msgspec
 
+from acp_server.chat.forms import CAPABILITIES, DISMISSED, Asked, read_form
 from acp_server.chat.keyboard import Keyboard, Typed
 from acp_server.chat.text import to_mapping
 from acp_server.chat.view import View
-from acp_server.client import CANCELLED, AgentGone, open_agent, selected
-from acp_server.errors import INTERNAL_ERROR, RemoteError
+from acp_server.client import CANCELLED, AgentGone, Params, open_agent, selected
+from acp_server.errors import INTERNAL_ERROR, INVALID_PARAMS, RemoteError, RpcError
 from acp_server.peer import InFlight, Method
+from agent_core.errors import ToolError
+from agent_core.forms import Form
 
 __all__ = ["run_chat"]
 
 STILL_WAITING_AFTER_S: Final = 2.0
-INTERRUPTED_EXIT_CODE: Final = 130
 OUR_COMMANDS: Final = ("help", "mode", "quit")
 HELP: Final = (
     "/mode NAME  change the session's mode",
@@ -130,7 +133,10 @@ class _Chat:
             async with open_agent(
                 command,
                 cwd=cwd,
-                methods={"session/request_permission": Method(dict[str, Any], self._answer)},
+                methods={
+                    "session/request_permission": Method(dict[str, Any], self._answer),
+                    "elicitation/create": Method(dict[str, Any], self._answer_form),
+                },
                 notifications={"session/update": self._show},
                 on_stderr=self._show_log if self._verbose else None,
             ) as self._agent:
@@ -150,7 +156,8 @@ class _Chat:
                 self._view.lines(self._agent.last_words)
 
     async def _open_session(self, cwd: str, mode: str | None) -> None:
-        hello = await self._agent.initialize("acp-agent-chat")
+        offered = CAPABILITIES if self._keyboard.is_interactive else {}
+        hello = await self._agent.initialize("acp-agent-chat", offered)
         session = await self._agent.request("session/new", {"cwd": cwd, "mcpServers": []})
         self._session_id = str(session.get("sessionId"))
         self._modes = self._view.open(hello.get("agentInfo"), session.get("modes"))
@@ -321,14 +328,36 @@ class _Chat:
             return CANCELLED
         if self._permissions == "allow" or not self._keyboard.is_interactive:
             return self._decide(params)
+        return await self._in_turn(turn, lambda: self._ask(params)) or CANCELLED
+
+    async def _in_turn(self, turn: _Turn, ask: Callable[[], Awaitable[Params]]) -> Params | None:
+        """Return the answer to one question; `None` if the turn is stopped first."""
         with anyio.CancelScope() as question:
             turn.questions.add(question)
             try:
                 async with self._asking:
-                    return await self._ask(turn, params)
+                    return await ask()
             finally:
                 turn.questions.discard(question)
-        return CANCELLED
+        return None
+
+    async def _answer_form(self, params: Params, _in_flight: InFlight) -> Params:
+        turn = self._turn
+        try:
+            form = read_form(params)
+        except ToolError as exc:
+            raise RpcError(INVALID_PARAMS, exc.message) from None
+        if turn is None or turn.interrupts:
+            return DISMISSED
+        try:
+            return await self._in_turn(turn, lambda: self._fill(form)) or DISMISSED
+        except BrokenPipeError as exc:
+            self._tasks.start_soon(_raise, exc)
+            return DISMISSED
+
+    async def _fill(self, form: Form) -> Params:
+        self._keyboard.forget_typed()
+        return await Asked(form, self._view.note, self._read_answer, self._interrupt).fill()
 
     def _decide(self, params: dict[str, Any]) -> dict[str, Any]:
         kinds = ("allow_once", "allow_always") if self._permissions == "allow" else ("reject_once",)
@@ -337,23 +366,26 @@ class _Chat:
             self._view.note("rejected: nobody can be asked here; --yes or --mode allows it")
         return CANCELLED if option is None else selected(option.option_id)
 
-    async def _ask(self, turn: _Turn, params: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, params: Params) -> Params:
         options = self._view.ask(params)
         answers = {option.key: option for option in options}
         answers |= {str(number): option for number, option in enumerate(options, 1)}
         self._keyboard.forget_typed()
         while options:
-            self._view.hold()
-            try:
-                typed = await self._keyboard.read_line(f"  [{'/'.join(o.key for o in options)}]: ")
-            finally:
-                self._view.release()
+            typed = await self._read_answer(f"  [{'/'.join(o.key for o in options)}]: ")
             if isinstance(typed, Typed):
                 self._interrupt()
                 break
             if typed.strip().lower() in answers:
                 return selected(answers[typed.strip().lower()].option_id)
         return CANCELLED
+
+    async def _read_answer(self, marker: str) -> str | Typed:
+        self._view.hold()
+        try:
+            return await self._keyboard.read_line(marker)
+        finally:
+            self._view.release()
 
 
 async def _raise(exc: Exception) -> None:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import codecs
 import signal as signals
-from collections.abc import Callable
 from typing import Final
 
 import anyio
 
 from agent_core.cancellation import AbortSignal
+from agent_core.content import Text
 from agent_core.errors import ToolError
 from agent_core.tools.processes import ProcessTree, run_to_end
-from agent_core.tools.tool import CommandAborted, CommandResult
+from agent_core.tools.tool import CommandAborted, CommandResult, Progress
 
-__all__ = ["LocalCommands"]
+__all__ = ["MAX_OUTPUT_BYTES", "CutOutput", "LocalCommands"]
 
 # What a model can make use of: how it began, and above all how it ended.
 _HEAD_BYTES: Final = 8 * 1024
 _TAIL_BYTES: Final = 24 * 1024
+MAX_OUTPUT_BYTES: Final = _HEAD_BYTES + _TAIL_BYTES
+_PROGRESS_CHARS: Final = 4096
 _REPORT_INTERVAL_S: Final = 0.25
 _LONGEST_REPORT_INTERVAL_S: Final = 10.0
 
@@ -33,7 +35,7 @@ class LocalCommands:
         cwd: str,
         signal: AbortSignal,
         timeout_s: float | None,
-        on_output: Callable[[str], None],
+        show: Progress,
     ) -> CommandResult:
         """Run `command` to its end; see `Commands.run`.
 
@@ -46,9 +48,9 @@ class LocalCommands:
         if signal.aborted:
             raise CommandAborted(CommandResult(-signals.SIGTERM, ""))
         tree = ProcessTree(["/bin/sh", "-c", command], cwd=cwd)
-        output = _Output()
+        output = CutOutput()
         async with anyio.create_task_group() as reports:
-            reports.start_soon(output.report, on_output)
+            reports.start_soon(output.report, show)
             ending, leftovers = await run_to_end(
                 tree, signal=signal, timeout_s=timeout_s, on_output=output.feed
             )
@@ -66,7 +68,7 @@ class LocalCommands:
         return result
 
 
-class _Output:
+class CutOutput:
     """The first and the last of a stream of bytes, as text. Needs at most 100 KiB."""
 
     def __init__(self) -> None:
@@ -77,9 +79,11 @@ class _Output:
 
     @property
     def is_truncated(self) -> bool:
-        return self._total_bytes > _HEAD_BYTES + _TAIL_BYTES
+        """Whether something was left out."""
+        return self._total_bytes > MAX_OUTPUT_BYTES
 
     def feed(self, chunk: bytes) -> None:
+        """Take what came next, of any length."""
         self._total_bytes += len(chunk)
         room = _HEAD_BYTES - len(self._head)
         self._head += chunk[:room]
@@ -102,8 +106,8 @@ class _Output:
         decoder.reset()
         return f"{head}\n[… {left_out} bytes left out …]\n{decoder.decode(tail[begin:], is_final)}"
 
-    async def report(self, on_output: Callable[[str], None]) -> None:
-        """Tell `on_output` of new output: 4 times a second at first, later every few seconds.
+    async def report(self, show: Progress) -> None:
+        """Show how the output ends: 4 times a second at first, later every few seconds.
 
         Each report stays in the session's log, and a command may run for a day.
         """
@@ -111,6 +115,6 @@ class _Output:
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
-            on_output(self.text(is_final=False))
+            show((Text(self.text(is_final=False)[-_PROGRESS_CHARS:]),))
             await anyio.sleep(interval_s)
             interval_s = min(1.1 * interval_s, _LONGEST_REPORT_INTERVAL_S)

@@ -33,6 +33,8 @@ from agent_core.events import (
 )
 from agent_core.logs import get_logger
 from agent_core.permissions import Approval, Decision, Verdict, decide
+from agent_core.subagents import Delegation
+from agent_core.tools.kept_files import KeptFiles
 from agent_core.tools.tool import Tool, ToolContext, ToolOutput, ToolView
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 _OutputT = TypeVar("_OutputT")
 
-__all__ = ["ABORTED", "NOT_RUN", "ToolExecution", "ToolPipeline"]
+__all__ = ["ABORTED", "NOT_RUN", "ToolExecution", "ToolPipeline", "ask_from", "stop_asker"]
 
 log = get_logger(__name__)
 
@@ -67,6 +69,7 @@ class ToolExecution:
     """A call as the ``tools/*`` and ``approval/request`` hooks see it.
 
     `signal` is the turn's own; `preview` is for the person who is asked, and empty elsewhere.
+    `delegation` is whose call it is, where that is another process's subagent of `agent`.
     """
 
     agent: Agent
@@ -79,6 +82,7 @@ class ToolExecution:
     view: ToolView
     signal: AbortSignal
     preview: tuple[ToolContent, ...] = ()
+    delegation: Delegation | None = None
 
 
 class ToolPipeline:
@@ -138,12 +142,15 @@ class ToolPipeline:
         """
         output = await _contained(execution, NOT_RUN, self._admit(execution))
         if output is None:
-            if execution.tool.effect not in ("read", "none"):
+            has_effects = execution.tool.effect not in ("read", "none")
+            if has_effects:
                 await self._agent.session.flush()  # what led here is durable before it has effects
             if execution.signal.aborted:
                 output = NOT_RUN
             else:
                 self._agent.session.append(ToolStart(execution.call_id))
+                if has_effects:  # and so is that it has some: no crash may call it unstarted
+                    await self._agent.session.flush()
                 output = await _contained(execution, ABORTED, self._execute(execution))
                 output = _unless_overtaken(execution.signal, output)
         result = ToolResult(
@@ -175,7 +182,8 @@ class ToolPipeline:
     async def _policy(self, execution: ToolExecution) -> Decision:
         key, _words = execution.tool.remember_key(execution.args)
         agent = self._agent
-        return decide(agent.mode, execution.tool.effect, agent.session.state.remembered, key)
+        remembered = agent.root.session.state.remembered
+        return decide(agent.mode, execution.tool.effect, remembered, key)
 
     async def _ask(self, execution: ToolExecution) -> Decision:
         session = self._agent.session
@@ -186,20 +194,19 @@ class ToolPipeline:
         session.append(PermissionAsked(execution.call_id))
         approval = Approval.CANCELLED  # what is logged if asking itself fails
         try:
-            approval = await self._agent.hooks.waterfall(
-                "approval/request", execution, final=_nobody_to_ask
-            )
+            approval = await ask_from(self._agent, execution)
         finally:
             key, _words = execution.tool.remember_key(execution.args)
-            session.append(
-                PermissionDecided(
-                    execution.call_id,
-                    "allowed" if approval.is_allowed else str(approval),
-                    key if approval.is_remembered else None,
-                )
+            decided = PermissionDecided(
+                execution.call_id,
+                "allowed" if approval.is_allowed else str(approval),
+                key if approval.is_remembered else None,
             )
+            session.append(decided)
+            if approval.is_remembered and self._agent.parent is not None:
+                self._agent.root.session.append(decided)  # an "always" is for the whole session
         if approval is Approval.CANCELLED:
-            self._agent.cancel()  # a person who dismisses the question stops the turn
+            stop_asker(self._agent)
             execution.signal.raise_if_aborted()
         if approval.is_allowed:
             if await execution.tool.preview(execution.args, self._context(execution)) != preview:
@@ -235,7 +242,7 @@ class ToolPipeline:
             execution.call_id,
             execution.signal,
             agent.roots,
-            agent.files,
+            KeptFiles(agent.files, agent.root.session, execution.call_id),
             agent.commands,
             progress,
         )
@@ -296,5 +303,22 @@ def _unless_overtaken(signal: AbortSignal, output: ToolOutput) -> ToolOutput:
     return structs.replace(output, output=text, is_error=True, code="ABORTED")
 
 
-async def _nobody_to_ask(_execution: ToolExecution) -> Approval:
-    return Approval.UNAVAILABLE
+async def ask_from(agent: Agent, execution: ToolExecution) -> Approval:
+    """Ask the listeners of `agent`, and if none of them answers those of whoever it works for.
+
+    Cancellation: through ``execution.signal``. Concurrency: any number of questions.
+    """
+
+    async def ask_above(execution: ToolExecution) -> Approval:
+        if agent.parent is None:
+            return Approval.UNAVAILABLE
+        return await ask_from(agent.parent, execution)
+
+    approval: Approval = await agent.hooks.waterfall("approval/request", execution, final=ask_above)
+    return approval
+
+
+def stop_asker(agent: Agent) -> None:
+    """Stop the turn that `agent` works for: its person dismissed what it asked."""
+    agent.root.cancel()
+    agent.cancel()  # also where it is no part of the turn

@@ -120,6 +120,8 @@ class ProcessTree:
         stdin: bytes = b"",
         environ: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
+        is_spoken_to: bool = False,
+        inherits_environ: bool = True,
     ) -> None:
         """Start `argv` with stdout and stderr in one pipe.
 
@@ -129,6 +131,8 @@ class ProcessTree:
             stdin: What it reads, at most 64 KiB.
             environ: Variables it gets besides ours.
             pass_fds: Descriptors it inherits, under the same numbers.
+            is_spoken_to: Leave stdin open and give stderr a pipe of its own; see `pipes`.
+            inherits_environ: Whether it gets our variables at all.
 
         Raises:
             ToolError: It cannot be started.
@@ -136,15 +140,16 @@ class ProcessTree:
         self.id = uuid.uuid4().hex
         # An agent inside an agent's command keeps the outer id, so that the outer one finds all.
         ids = f"{os.environ.get(_ID_VARIABLE, '')} {self.id}".strip()
+        inherited = os.environ if inherits_environ else {}
         try:
             self._process = subprocess.Popen(
                 argv,
                 cwd=cwd,
-                env={**os.environ, **(environ or {}), _ID_VARIABLE: ids},
+                env={**inherited, **(environ or {}), _ID_VARIABLE: ids},
                 pass_fds=pass_fds,
-                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if stdin or is_spoken_to else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.PIPE if is_spoken_to else subprocess.STDOUT,
                 bufsize=0,
                 start_new_session=True,
             )
@@ -162,11 +167,26 @@ class ProcessTree:
         self._seen: set[int] = set()
         self._foreign: set[int] = set()
         self._has_ended = False
-        if self._process.stdin is not None:
+        if is_spoken_to:
+            for fd in self.pipes:
+                os.set_blocking(fd, False)
+        elif self._process.stdin is not None:
             try:
                 self._process.stdin.write(stdin)
             except BrokenPipeError:
                 log.debug("command_closed_its_stdin", pid=self.pid)  # its exit code says why
+            self._process.stdin.close()
+
+    @property
+    def pipes(self) -> tuple[int, int, int]:
+        """The descriptors of our ends of stdin, stdout and stderr of one that is spoken to."""
+        assert self._process.stdin is not None
+        assert self._process.stderr is not None
+        return self._process.stdin.fileno(), self._output.fileno(), self._process.stderr.fileno()
+
+    def close_stdin(self) -> None:
+        """Let it read the end of its input. Nobody may be waiting for the pipe."""
+        if self._process.stdin is not None:
             self._process.stdin.close()
 
     @property
@@ -241,7 +261,9 @@ class ProcessTree:
             self._process.wait()
         else:
             log.error("process_not_ended", pid=self.pid)
-        self._output.close()
+        for pipe in (self._process.stdin, self._output, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None

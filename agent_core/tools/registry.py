@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from agent_core.tools.agents import Agents
+from agent_core.tools.ask import AskPerson
+from agent_core.tools.delegate import Delegate
 from agent_core.tools.edit import Edit
 from agent_core.tools.list_files import ListFiles
 from agent_core.tools.plan import Plan
@@ -16,4 +19,15 @@ __all__ = ["default_tools"]
 
 def default_tools() -> tuple[Tool, ...]:
     """Return the built-in tools that need nothing but a session."""
-    return (Read(), Write(), Edit(), ListFiles(), Search(), Shell(), Plan())
+    return (
+        Read(),
+        Write(),
+        Edit(),
+        ListFiles(),
+        Search(),
+        Shell(),
+        Plan(),
+        AskPerson(),
+        Delegate(),
+        Agents(),
+    )

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
-from agent_core.content import Text, ToolKind
+from agent_core.content import ToolKind
 from agent_core.tools.roots import Roots
 from agent_core.tools.tool import (
     CommandAborted,
@@ -22,7 +22,6 @@ from agent_core.tools.tool import (
 __all__ = ["Shell"]
 
 _TITLE_CHARS: Final = 100
-_PROGRESS_CHARS: Final = 4096
 
 
 class _Args(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,32 +61,30 @@ class Shell(Tool):
         Raises:
             ToolError: It could not be started, or ran out of time.
         """
-
-        def show(output: str) -> None:
-            context.progress((Text(output[-_PROGRESS_CHARS:]),))
-
         try:
             result = await context.commands.run(
                 args.command,
                 cwd=context.roots.cwd,
                 signal=context.signal,
                 timeout_s=args.timeout_s,
-                on_output=show,
+                show=context.progress,
             )
         except CommandAborted as aborted:
             output = _describe(aborted.result.output, "[stopped before it was done]")
-            return ToolOutput(output, is_error=True, code="ABORTED")
+            return ToolOutput(output, aborted.result.content, is_error=True, code="ABORTED")
         output = _describe(result.output, *_notes(result))
-        if result.exit_code != 0:
-            return ToolOutput(output, is_error=True, code="EXIT")
-        return ToolOutput(output)
+        if result.exit_code:
+            return ToolOutput(output, result.content, is_error=True, code="EXIT")
+        return ToolOutput(output, result.content)
 
 
 def _notes(result: CommandResult) -> list[str]:
     notes: list[str] = []
     if result.ended_leftovers:
         notes.append(f"[{result.ended_leftovers} background process(es) it left were ended]")
-    if result.exit_code < 0:
+    if result.exit_code is None:
+        notes.append("[how it ended is not known]")
+    elif result.exit_code < 0:
         notes.append(f"[ended by signal {_signal_name(-result.exit_code)}]")
     elif result.exit_code > 0:
         notes.append(f"[exit code {result.exit_code}]")

@@ -18,13 +18,16 @@ from msgspec import Struct
 from agent_core.cancellation import AbortSignal
 from agent_core.content import Block, Location, ToolContent, ToolKind
 from agent_core.errors import ToolError
+from agent_core.forms import Form
 from agent_core.models.adapter import ToolSpec
+from agent_core.questions import Reply, Visit
 from agent_core.tools.roots import Roots
 
 if TYPE_CHECKING:
     from agent_core.agent import Agent
 
 __all__ = [
+    "Ask",
     "CommandAborted",
     "CommandResult",
     "Commands",
@@ -92,19 +95,25 @@ class Files(Protocol):
 
         Raises:
             ToolError: It cannot be written.
-            TurnAborted: The signal fired before anything was written.
+            TurnAborted: The signal fired before anything was written, or while an editor was
+                asked to, which may still do it.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What became of a command. `exit_code` is negative for a signal, as in `subprocess`."""
+    """What became of a command.
 
-    exit_code: int
+    `exit_code` is negative for a signal, as in `subprocess`, and `None` where nobody said it.
+    `content` is what people see; empty means the output as text.
+    """
+
+    exit_code: int | None
     output: str
     is_truncated: bool = False
     ended_leftovers: int = 0
+    content: tuple[ToolContent, ...] = ()
 
 
 class Commands(Protocol):
@@ -117,23 +126,51 @@ class Commands(Protocol):
         cwd: str,
         signal: AbortSignal,
         timeout_s: float | None,
-        on_output: Callable[[str], None],
+        show: Progress,
     ) -> CommandResult:
         """Run `command` to its end.
 
-        When this returns or raises, no process that the command started is left.
+        When this returns or raises, no process that the command started is left; an editor's
+        terminal is killed and let go of, and what it left of the command is the editor's doing.
 
         Args:
             command: For ``/bin/sh -c``.
             cwd: Absolute.
             signal: Ends the command: TERM to all its processes, after 2 s KILL.
             timeout_s: Ends the command likewise after so many seconds; `None` for no limit.
-            on_output: Called now and then with the output so far, cut like the result's.
+            show: Called now and then with the output so far, or once with the terminal.
 
         Raises:
             ToolError: It could not be started, or ran out of time (code ``TOOL_TIMEOUT``).
             CommandAborted: The signal fired; carries the output so far.
         """
+        ...
+
+
+class Ask(Protocol):
+    """The person in front of the client. Tools go through `agent_core.questions`, which checks."""
+
+    async def form(self, form: Form, signal: AbortSignal, *, call_id: str | None = None) -> Reply:
+        """Ask for the fields of `form`, without a limit of time.
+
+        Args:
+            form: What to ask.
+            signal: Withdraws the question; a later answer is dropped.
+            call_id: The tool call that asks.
+
+        Returns:
+            What the person said, not held against the form.
+
+        Raises:
+            ToolError: Nobody saw the question (code ``NOBODY_TO_ASK``), or no answer came.
+            TurnAborted: The signal fired.
+        """
+        ...
+
+    async def url(
+        self, message: str, url: str, signal: AbortSignal, *, call_id: str | None = None
+    ) -> Visit:
+        """Ask the person to open `url`, and say what for. Arguments and errors: as `form`."""
         ...
 
 

@@ -1,117 +1,11 @@
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
 import anyio
 import pytest
-from serving import ask, text
+from talking import CWD, Lines, Talk, said_by_agent, talk
 
-from acp_server.backend import Backend, open_backend
-from acp_server.config import Config
 from acp_server.connection import STEER_KEY, Connection
 from acp_server.session import REPLAY_BATCH
-
-CWD = "/"
-
-
-class Lines:
-    """An outbox that keeps what was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[dict[str, Any]] = []
-        self.is_congested = False
-        self.low = anyio.Event()
-        self._changed = anyio.Event()
-
-    def send(self, message: bytes) -> None:
-        self.sent.append(json.loads(message))
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def drained(self) -> None:
-        if self.is_congested:
-            await self.low.wait()
-
-    def responses(self, request_id: object) -> list[dict[str, Any]]:
-        return [m for m in self.sent if "method" not in m and m["id"] == request_id]
-
-    def updates(self) -> list[dict[str, Any]]:
-        return [m["params"]["update"] for m in self.sent if m.get("method") == "session/update"]
-
-    async def until(self, condition: Any) -> None:
-        with anyio.fail_after(10):
-            while not condition():
-                await self._changed.wait()
-
-
-class Talk:
-    """A connection and what a client says on it."""
-
-    def __init__(self, connection: Connection, lines: Lines) -> None:
-        self.connection = connection
-        self.lines = lines
-        self._last_id = 0
-
-    def say(self, method: str, **params: object) -> int:
-        """Send a request without waiting; return its id."""
-        self._last_id += 1
-        self.connection.receive(json.dumps(ask(self._last_id, method, params)).encode())
-        return self._last_id
-
-    def note(self, method: str, **params: object) -> None:
-        message = {"jsonrpc": "2.0", "method": method, "params": params}
-        self.connection.receive(json.dumps(message).encode())
-
-    async def response(self, request_id: int) -> dict[str, Any]:
-        await self.lines.until(lambda: self.lines.responses(request_id))
-        (response,) = self.lines.responses(request_id)
-        return response
-
-    async def result(self, request_id: int) -> dict[str, Any]:
-        response = await self.response(request_id)
-        assert "error" not in response, response
-        result: dict[str, Any] = response["result"]
-        return result
-
-    async def new_session(self) -> str:
-        result = await self.result(self.say("session/new", cwd=CWD, mcpServers=[]))
-        session_id: str = result["sessionId"]
-        return session_id
-
-    def prompt(self, session_id: str, said: str, **more: object) -> int:
-        return self.say("session/prompt", sessionId=session_id, prompt=text(said), **more)
-
-    def load(self, session_id: str) -> int:
-        return self.say("session/load", sessionId=session_id, cwd=CWD, mcpServers=[])
-
-    def cancel(self, session_id: str) -> None:
-        self.note("session/cancel", sessionId=session_id)
-
-
-@asynccontextmanager
-async def talk(tmp_path: Any, *, is_open: bool = True) -> AsyncIterator[tuple[Talk, Backend]]:
-    """Yield a connection that was initialized, and the backend it has or will be given."""
-    lines = Lines()
-    async with anyio.create_task_group() as tasks:
-        connection = Connection(lines, tasks)
-        at = Talk(connection, lines)
-        async with open_backend(Config(state_dir=str(tmp_path))) as backend:
-            await at.result(at.say("initialize", protocolVersion=1))
-            if is_open:
-                connection.open(backend)
-            yield at, backend
-        connection.peer.close()
-        tasks.cancel_scope.cancel()
-
-
-def said_by_agent(updates: list[dict[str, Any]]) -> str:
-    return "".join(
-        u["content"]["text"] for u in updates if u["sessionUpdate"] == "agent_message_chunk"
-    )
-
 
 # --- before there are agents ----------------------------------------------------------------
 
@@ -186,8 +80,8 @@ async def test_a_cancel_read_together_with_its_prompt_finds_it(tmp_path):
         at.cancel(session)
         after = at.prompt(session, "say after")
 
-        assert await at.result(prompt) == {"stopReason": "cancelled"}
-        assert await at.result(after) == {"stopReason": "end_turn"}
+        assert (await at.result(prompt))["stopReason"] == "cancelled"
+        assert (await at.result(after))["stopReason"] == "end_turn"
         assert said_by_agent(at.lines.updates()) == "after"
 
 
@@ -216,7 +110,7 @@ async def test_a_cancel_answers_the_queue_too_behind_the_turn_that_ran(tmp_path)
         at.cancel(session)
 
         for prompt in (running, *queued):
-            assert await at.result(prompt) == {"stopReason": "cancelled"}
+            assert (await at.result(prompt))["stopReason"] == "cancelled"
         answers = [m["id"] for m in at.lines.sent if "method" not in m][2:]
         assert answers == [running, *queued]
         assert said_by_agent(at.lines.updates()) == ""
@@ -249,8 +143,8 @@ async def test_cancelling_the_request_of_a_prompt_ends_it_as_cancelled(tmp_path)
         at.note("$/cancel_request", requestId=str(last))
         at.note("$/cancel_request", requestId=running)
 
-        assert await at.result(running) == {"stopReason": "cancelled"}
-        assert await at.result(queued) == {"stopReason": "cancelled"}
+        assert (await at.result(running))["stopReason"] == "cancelled"
+        assert (await at.result(queued))["stopReason"] == "cancelled"
         answer = await at.result(last)  # withdrawn with the turn, or run: cleared means cancelled
         assert answer["stopReason"] in ("cancelled", "end_turn")
 
@@ -261,8 +155,8 @@ async def test_steering_joins_the_running_turn_and_is_answered_with_it(tmp_path)
         running = at.prompt(session, "say one then count 3 slowly")
         steering = at.prompt(session, "say two", _meta={STEER_KEY: True})
 
-        assert await at.result(running) == {"stopReason": "end_turn"}
-        assert await at.result(steering) == {"stopReason": "end_turn"}
+        assert (await at.result(running))["stopReason"] == "end_turn"
+        assert (await at.result(steering))["stopReason"] == "end_turn"
 
 
 # --- load -----------------------------------------------------------------------------------
@@ -284,7 +178,7 @@ async def test_what_happens_during_a_long_replay_is_shown_behind_it_once(tmp_pat
         at.lines.is_congested = False
         at.lines.low.set()
 
-        assert await at.result(prompt) == {"stopReason": "end_turn"}
+        assert (await at.result(prompt))["stopReason"] == "end_turn"
         await at.result(loading)
         updates = at.lines.updates()
         users = [u["content"]["text"] for u in updates if "user" in u["sessionUpdate"]]
@@ -333,7 +227,7 @@ async def test_a_session_whose_agent_is_gone_gets_a_new_one_with_the_next_load(t
 
         await at.result(at.load(session))
 
-        assert await at.result(at.prompt(session, "say again")) == {"stopReason": "end_turn"}
+        assert (await at.result(at.prompt(session, "say again")))["stopReason"] == "end_turn"
         assert said_by_agent(at.lines.updates()) == "keptkeptagain"
 
 
@@ -353,5 +247,5 @@ async def test_a_model_is_held_back_while_the_client_does_not_read_and_a_cancel_
 
         at.cancel(session)
 
-        assert await at.result(prompt) == {"stopReason": "cancelled"}
+        assert (await at.result(prompt))["stopReason"] == "cancelled"
         assert held_at < 10

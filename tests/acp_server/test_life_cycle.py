@@ -223,7 +223,7 @@ async def test_a_loaded_session_shows_what_was_shown_live_and_goes_on(tmp_path):
                 prompts[message_id] = prompts.get(message_id, "") + update["content"]["text"]
         assert list(prompts.values()) == said
         assert not [m for m in behind if "chunk" in m["params"]["update"]["sessionUpdate"]]
-        assert set(result) == {"modes"}
+        assert set(result) == {"modes", "configOptions"}
         assert [each["sessionId"] for each in listed["sessions"]] == [session]
         assert await client.stop_reason(client.prompt(session, "say on we go")) == "end_turn"
         assert client.text(session).endswith("on we go")
@@ -454,7 +454,7 @@ async def test_output_nobody_reads_is_bounded_and_later_complete_and_can_be_canc
                 if update["sessionUpdate"] == "agent_message_chunk":
                     said.append(update["content"]["text"])
 
-        assert message["result"] == {"stopReason": "cancelled"}
+        assert message["result"]["stopReason"] == "cancelled"
         assert said == [f"{n} " for n in range(1, len(said) + 1)]
         assert len(said) > 1000
         await process.stdin.aclose()
@@ -503,7 +503,7 @@ async def test_a_stderr_that_is_never_drained_holds_nothing_up(tmp_path):
             while (message := await next_line(process, rest)).get("id") != 2:
                 pass
 
-        assert message["result"] == {"stopReason": "end_turn"}
+        assert message["result"]["stopReason"] == "end_turn"
         await process.stdin.aclose()
         with anyio.fail_after(5):
             assert await process.wait() == 0

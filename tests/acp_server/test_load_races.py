@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from serving import error_of, serving
-from test_connection import CWD, Talk, said_by_agent, talk
+from talking import CWD, Talk, said_by_agent, talk
 
 from acp_server.backend import Backend
 from acp_server.connection import STEER_KEY
@@ -86,7 +86,7 @@ async def test_a_prompt_is_answered_behind_what_a_running_replay_still_owes(tmp_
 
         held.set()
 
-        assert await at.result(prompt) == {"stopReason": "end_turn"}
+        assert (await at.result(prompt))["stopReason"] == "end_turn"
         await at.result(load)
         before = at.lines.sent[: at.lines.sent.index(at.lines.responses(prompt)[0])]
         shown = [m["params"]["update"] for m in before if m.get("method") == "session/update"]
@@ -117,7 +117,7 @@ async def test_a_question_comes_behind_the_announcement_of_its_call_also_in_a_re
         ]
         assert announced == [called]
         at.cancel(session)
-        assert await at.result(prompt) == {"stopReason": "cancelled"}
+        assert (await at.result(prompt))["stopReason"] == "cancelled"
         await at.result(load)
 
 
@@ -130,7 +130,7 @@ async def test_a_cancel_is_heard_while_a_question_waits_for_a_replay(tmp_path):
         await turn_over(backend, session)
         held.set()
 
-        assert await at.result(prompt) == {"stopReason": "cancelled"}
+        assert (await at.result(prompt))["stopReason"] == "cancelled"
         await at.result(load)
         assert not any(m.get("method") == "session/request_permission" for m in at.lines.sent)
 
@@ -143,11 +143,11 @@ async def test_a_replay_that_is_broken_off_takes_nothing_with_it_that_is_new(tmp
         at.note("$/cancel_request", requestId=load)
 
         assert (await at.response(load))["error"]["code"] == -32800
-        assert await at.result(prompt) == {"stopReason": "end_turn"}
+        assert (await at.result(prompt))["stopReason"] == "end_turn"
         assert said_by_agent(at.lines.updates()).count("finished") == 1
         held.set()
         after = at.prompt(session, "say after")
-        assert await at.result(after) == {"stopReason": "end_turn"}
+        assert (await at.result(after))["stopReason"] == "end_turn"
         assert said_by_agent(at.lines.updates()).endswith("after")
 
 
@@ -186,9 +186,9 @@ async def test_a_load_that_fails_does_not_take_the_session_from_one_that_succeed
         await at.result(good)
         code = (await at.response(bad))["error"]["code"]
         assert code == (-32800 if how == "cancelled" else -32602)
-        assert await at.result(prompt) == {"stopReason": "end_turn"}
+        assert (await at.result(prompt))["stopReason"] == "end_turn"
         after = at.prompt(session, "say after")
-        assert await at.result(after) == {"stopReason": "end_turn"}
+        assert (await at.result(after))["stopReason"] == "end_turn"
         assert said_by_agent(at.lines.updates()).endswith("betweenafter")
 
 
@@ -220,7 +220,7 @@ async def test_what_waited_for_a_load_that_the_store_failed_is_told_the_same(tmp
                 assert "locked" in error["message"]
 
         await at.result(at.load(session))
-        assert await at.result(at.prompt(session, "say x")) == {"stopReason": "end_turn"}
+        assert (await at.result(at.prompt(session, "say x")))["stopReason"] == "end_turn"
 
 
 async def test_no_more_prompts_wait_for_a_load_than_for_an_agent(tmp_path):
@@ -272,12 +272,12 @@ async def test_steering_is_answered_with_its_turn_and_not_behind_what_is_queued(
         steered = at.prompt(session, "say steered", _meta={STEER_KEY: True})
         gate.set()
 
-        assert await at.result(first) == {"stopReason": "end_turn"}
-        assert await at.result(steered) == {"stopReason": "end_turn"}
+        assert (await at.result(first))["stopReason"] == "end_turn"
+        assert (await at.result(steered))["stopReason"] == "end_turn"
         assert at.lines.responses(queued) == []
         assert [data.turn for data in log_of(backend, session, SteeringMessage)] == [1]
         at.cancel(session)
-        assert await at.result(queued) == {"stopReason": "cancelled"}
+        assert (await at.result(queued))["stopReason"] == "cancelled"
 
 
 # --- another process --------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import pytest
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from acp_server import types as wire
 from acp_server.commands import COMMANDS
@@ -148,6 +148,24 @@ class ModeShape(UpdateShape, tag="current_mode_update"):
     current_mode_id: str
 
 
+class CostShape(Strict):
+    amount: float
+    currency: str
+
+
+class UsageShape(UpdateShape, tag="usage_update"):
+    used: Annotated[int, Meta(ge=0)]
+    size: Annotated[int, Meta(ge=0)]
+    cost: CostShape | None = None
+
+
+class CompactionShape(UpdateShape, tag="compaction_update"):
+    compaction_id: str
+    status: Literal["in_progress", "completed", "failed", "cancelled"]
+    summary: list[TextShape] | None = None
+    error: str | None = None
+
+
 class CommandsShape(UpdateShape, tag="available_commands_update"):
     available_commands: list[CommandShape]
 
@@ -162,6 +180,8 @@ class ParamsShape(Strict):
         | CallUpdateShape
         | PlanShape
         | ModeShape
+        | UsageShape
+        | CompactionShape
         | CommandsShape
     )
 
@@ -172,12 +192,12 @@ class NotificationShape(Strict):
     params: ParamsShape
 
 
-def shown(*data: EventData, is_replay: bool = False) -> list[dict[str, Any]]:
+def shown(*data: EventData, **options: bool) -> list[dict[str, Any]]:
     """What a client is told, after a check of every line."""
     lines = [
         wire.encode_update("sess", update)
         for seq, each in enumerate(data)
-        for update in updates_for(Event(seq, 1, each), is_replay=is_replay)
+        for update in updates_for(Event(seq, 1, each), **options)
     ]
     for line in lines:
         assert b"\n" not in line
@@ -204,9 +224,11 @@ RECORDED: tuple[EventData, ...] = (
     log.ModelRetry(1, 1, 1, 0.25, "RATE_LIMIT", "Too many requests."),
     log.AssistantChunk(1, 1, "hmm", reasoning=True),
     log.AssistantChunk(1, 1, "I read."),
-    log.AssistantMessage(
-        1, 1, (TextPart("I read."), ToolCallPart("c1", "read", "{}")), usage=Usage(1, 2)
-    ),
+    log.AssistantMessage(1, 1, (TextPart("I read."), ToolCallPart("c1", "read", "{}"))),
+    log.ModelUsage(1, 1, "m", Usage(90, 20), 110, 100, 0.25, "EUR"),
+    log.ModelUsage(1, 1, "m", Usage(90, 20), 110),
+    log.SubagentUsage("r1", Usage(900, 20), 110, 100, 0.5, "EUR"),
+    log.ContextMessage((Text("The subagent ann has finished.\nAll is well."),), "subagents"),
     log.ToolCall(1, 1, "c1", "read", '{"path": "/a"}', "Read a", "read", (Location("/a", 3),)),
     log.PermissionAsked("c1"),
     log.PermissionDecided("c1", "allowed"),
@@ -218,6 +240,8 @@ RECORDED: tuple[EventData, ...] = (
     log.ToolResult(
         1, 1, "c2", "cut", is_error=True, code="ABORTED", content=(Diff("/b", "old", "new"),)
     ),
+    log.FileChanged("c2", "/b", "0f", "old"),
+    log.FilesRestored(1, ("/b",)),
     log.PlanWritten((PlanEntry("one", "high", "in_progress"), PlanEntry("two"))),
     log.SteeringMessage("s1", 1, (Text("hurry"),), "user"),
     log.StepEnd(1, 1),
@@ -226,6 +250,14 @@ RECORDED: tuple[EventData, ...] = (
     log.PromptBlocked("u2", (Text("/help"),), "user", "These commands"),
     log.TurnEnd(2, log.Rejected("These commands")),
     log.ModeChanged("bypass"),
+    log.ModelChanged("other"),
+    log.EffortChanged("high"),
+    log.TurnStart(3, "user"),
+    log.CompactionStart("k1"),
+    log.CompactionEnd("k1", "failed", error="the summary was empty"),
+    log.CompactionStart("k2"),
+    log.CompactionEnd("k2", "completed", "All of it."),
+    log.TurnEnd(3, log.Completed()),
 )
 
 
@@ -248,6 +280,9 @@ def test_a_turn_is_told_in_the_order_in_which_it_happened():
         ("agent_thought_chunk", None),
         ("agent_thought_chunk", None),
         ("agent_message_chunk", None),
+        ("usage_update", None),
+        ("usage_update", None),
+        ("tool_call", "completed"),
         ("tool_call", "pending"),
         ("tool_call_update", "in_progress"),
         ("tool_call_update", None),
@@ -258,7 +293,33 @@ def test_a_turn_is_told_in_the_order_in_which_it_happened():
         ("plan", None),
         ("agent_message_chunk", None),
         ("current_mode_update", None),
+        ("agent_thought_chunk", None),
+        ("agent_thought_chunk", None),
+        ("agent_thought_chunk", None),
     ]
+
+
+@pytest.mark.requirement("B123")
+def test_the_end_of_a_subagent_in_the_background_is_a_call_of_its_own():
+    text = "The subagent ann has finished.\nAll is well."
+    (call,) = shown(log.ContextMessage((Text(text),), "subagents"))
+
+    assert call == {
+        "sessionUpdate": "tool_call",
+        "toolCallId": "ended-0",
+        "title": "The subagent ann has finished.",
+        "status": "completed",
+        "kind": "other",
+        "name": "agents",
+        "content": [{"type": "content", "content": {"type": "text", "text": "All is well."}}],
+    }
+
+
+@pytest.mark.requirement("B151")
+def test_what_a_subagent_took_is_in_the_cost_and_not_in_the_context():
+    (update,) = shown(log.SubagentUsage("r1", Usage(900, 20), 110, 1000, 0.5, "EUR"))
+
+    assert (update["used"], update["size"], update["cost"]["amount"]) == (110, 1000, 0.5)
 
 
 @pytest.mark.requirement("ACP-032")
@@ -401,3 +462,53 @@ def test_commands_are_offered_by_the_protocols_shape():
 
     msgspec.json.decode(line, type=NotificationShape)
     assert b":null" not in line
+
+
+@pytest.mark.requirement("ACP-087", "B151")
+def test_the_context_is_never_shown_fuller_than_full():
+    used, known = (log.ModelUsage(1, 1, "m", Usage(), at, 100) for at in (110, 30))
+
+    assert [(update["used"], update["size"]) for update in shown(used, known)] == [
+        (100, 100),
+        (30, 100),
+    ]
+
+
+@pytest.mark.requirement("ACP-087", "B153")
+def test_without_the_size_of_the_context_no_usage_is_told():
+    assert shown(log.ModelUsage(1, 1, "m", Usage(90, 20), 110)) == []
+
+
+@pytest.mark.requirement("ACP-087")
+def test_a_known_cost_is_told_with_its_currency():
+    (update,) = shown(log.ModelUsage(1, 1, "m", Usage(90, 20), 110, 1000, 0.25, "EUR"))
+
+    assert update["cost"] == {"amount": 0.25, "currency": "EUR"}
+
+
+@pytest.mark.requirement("ACP-175", "ACP-176")
+def test_a_compaction_is_told_to_a_client_that_asked_and_is_a_line_to_the_others():
+    events = (
+        log.CompactionStart("k1"),
+        log.CompactionEnd("k1", "failed", error="too long"),
+        log.CompactionStart("k2"),
+        log.CompactionEnd("k2", "completed", "All of it."),
+        log.CompactionStart("k3"),
+        log.CompactionEnd("k3", "cancelled"),
+    )
+
+    told = shown(*events, knows_compaction=True)
+    lines = shown(*events)
+
+    assert [(update["compactionId"], update["status"]) for update in told] == [
+        ("k1", "in_progress"),
+        ("k1", "failed"),
+        ("k2", "in_progress"),
+        ("k2", "completed"),
+        ("k3", "in_progress"),
+        ("k3", "cancelled"),
+    ]
+    assert told[1]["error"] == "too long"
+    assert told[3]["summary"] == [{"type": "text", "text": "All of it."}]
+    assert {update["sessionUpdate"] for update in lines} == {"agent_thought_chunk"}
+    assert "too long" in lines[1]["content"]["text"]

@@ -1,0 +1,197 @@
+"""Commands that people bring as files: ``.agents/commands/NAME.md``, a prompt with a name.
+
+They lie in the project, from the session's directory up to the root of the repository, and in the
+person's own folder; the nearer wins. What is behind the front matter is the prompt: in it
+``$ARGUMENTS`` stands for what was typed behind the name, ``$1`` to ``$9`` for its words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+import anyio.to_thread
+from msgspec import UNSET, Struct
+
+from acp_server.types import AvailableCommand, CommandInput
+from agent_core.cancellation import AbortSignal
+from agent_core.logs import get_logger
+from agent_core.project_files import (
+    directories_of,
+    entries_of,
+    read_text,
+    signature_of,
+    split_front_matter,
+)
+from agent_core.tools.roots import Roots
+
+__all__ = ["MAX_COMMANDS", "CommandFile", "CommandFiles", "expanded"]
+
+MAX_COMMANDS: Final = 200
+"""So many are offered; a client shows them all in one menu."""
+MAX_BODY_BYTES: Final = 64 * 1024
+_MAX_FILES: Final = 1000
+_MAX_NAME_CHARS: Final = 64
+_MAX_LINE_CHARS: Final = 200
+_PLACEHOLDER: Final = re.compile(r"\$(?:ARGUMENTS\b|([1-9])(?!\d))")
+
+log = get_logger(__name__)
+
+
+class CommandFile(Struct, frozen=True):
+    """One command: its file, what the client offers, and the prompt."""
+
+    name: str
+    path: str
+    description: str
+    hint: str
+    body: str
+
+    @property
+    def offer(self) -> AvailableCommand:
+        """The command as a client lists it."""
+        hint = CommandInput(self.hint) if self.hint else UNSET
+        return AvailableCommand(self.name, self.description, hint)
+
+
+class CommandFiles:
+    """The command files of one session, read again when one of them has changed.
+
+    Attributes:
+        commands: What there was at the last look, by name.
+
+    Args:
+        user_folder: The person's own, with their ``commands``.
+        reserved: Names that no file can take.
+    """
+
+    def __init__(self, user_folder: str, reserved: frozenset[str]) -> None:
+        self.commands: dict[str, CommandFile] = {}
+        self._folder = os.path.join(user_folder, "commands")
+        self._reserved = reserved
+        self._signature: object = None
+
+    async def look(self, roots: Roots, signal: AbortSignal | None = None) -> bool:
+        """Look for what changed; return whether anything did.
+
+        Cancellation: through `signal`; a file that is being read is read to its end.
+        Concurrency: any number of tasks; the last one's look holds.
+
+        Raises:
+            TurnAborted: The signal fired; `commands` is as it was.
+        """
+        if signal is not None:
+            signal.raise_if_aborted()
+        signature, found = await anyio.to_thread.run_sync(self._look, roots, signal)
+        if signal is not None:
+            signal.raise_if_aborted()
+        self._signature = signature
+        if found is None or found == self.commands:
+            return False
+        self.commands = found
+        return True
+
+    # --- in a worker thread ------------------------------------------------------------------
+
+    def _look(
+        self, roots: Roots, signal: AbortSignal | None
+    ) -> tuple[object, dict[str, CommandFile] | None]:
+        files = list(islice(self._files(roots), _MAX_FILES))
+        signature = (roots, [signature_of(path) for path, _within in files])
+        if signature == self._signature:
+            return signature, None
+        found: dict[str, CommandFile] = {}
+        for path, within in files:
+            if signal is not None and signal.aborted:
+                break  # whoever waits for this says so
+            name = _name_of(path)
+            if len(found) >= MAX_COMMANDS:
+                log.warning("command_files_left_out", from_path=path)
+                break
+            if not name or name in self._reserved or name in found:
+                log.info("command_file_skipped", path=path, reason="its name is not free")
+            elif (command := _read(path, name, within)) is not None:
+                found[name] = command
+        return signature, found
+
+    def _files(self, roots: Roots) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+        """Yield the files, the nearest first, each with where links may lead to."""
+        for place in reversed(directories_of(roots.cwd)):
+            folder = os.path.join(place, ".agents", "commands")
+            yield from _markdown_in(folder, (place, roots.cwd, *roots.additional))
+        yield from _markdown_in(self._folder, None)
+
+
+def _markdown_in(
+    folder: str, within: tuple[str, ...] | None
+) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+    try:
+        names = entries_of(folder)
+    except OSError as exc:
+        log.warning("command_files_skipped", path=folder, reason=exc.strerror)
+        return
+    for name in names:
+        if name.endswith(".md") and not name.startswith("."):
+            yield os.path.join(folder, name), within
+
+
+def _name_of(path: str) -> str:
+    """Return the name of a file's command: what a person can type behind a slash."""
+    stem = os.path.basename(path).removesuffix(".md")
+    return re.sub(r"[^\w-]+", "-", stem).strip("-")[:_MAX_NAME_CHARS]
+
+
+def _read(path: str, name: str, within: tuple[str, ...] | None) -> CommandFile | None:
+    try:
+        file = read_text(path, max_bytes=MAX_BODY_BYTES, within=within)
+        if file is None:
+            return None
+        if file.cut_from_bytes is not None:
+            raise ValueError(f"it is larger than {MAX_BODY_BYTES // 1024} KiB")
+        settings, body = split_front_matter(file.text)
+        if not body.strip():
+            raise ValueError("it has no prompt")
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+        log.warning("command_file_skipped", path=path, reason=reason)
+        return None
+    described = settings.get("description") or body.strip().splitlines()[0]
+    return CommandFile(
+        name, path, _line(described), _line(settings.get("argument-hint", "")), body.strip()
+    )
+
+
+def _line(text: str) -> str:
+    clean = "".join(char for char in text if char.isprintable())
+    return clean if len(clean) <= _MAX_LINE_CHARS else clean[: _MAX_LINE_CHARS - 1] + "…"
+
+
+# --- in use ---------------------------------------------------------------------------------
+
+
+def expanded(body: str, arguments: str) -> str:
+    """Return the prompt with what was typed in its places; at its end, if it has no place for it.
+
+    Words are those of a shell: quotes keep them together. What was typed is not looked into again.
+    """
+    words = _words(arguments)
+
+    def fill(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return arguments
+        index = int(match[1]) - 1
+        return words[index] if index < len(words) else ""
+
+    text, n_places = _PLACEHOLDER.subn(fill, body)
+    return text if n_places or not arguments else f"{text}\n\n{arguments}"
+
+
+def _words(arguments: str) -> list[str]:
+    try:
+        return shlex.split(arguments)
+    except ValueError:  # an apostrophe, say
+        return arguments.split()

@@ -1,0 +1,239 @@
+"""The life of sessions: new, load, resume, fork, list, close, delete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from acp_server import types as wire
+from acp_server.config_options import config_options, mode_state
+from acp_server.errors import INTERNAL_ERROR, INVALID_PARAMS, RpcError, unknown_session
+from acp_server.mcp_servers import servers_problem
+from acp_server.peer import InFlight
+from acp_server.updates import iso_time
+from agent_core.agent import Agent
+from agent_core.errors import AgentError, SessionNotFound, StoreError
+
+if TYPE_CHECKING:
+    from acp_server.connection import Connection
+    from acp_server.session import ClientSession
+
+
+async def new(
+    connection: Connection, params: wire.NewSessionParams, in_flight: InFlight
+) -> dict[str, Any]:
+    """Make a session."""
+    additional = _checked_places(params)
+    backend = await connection.opened()
+    try:
+        agent = await backend.runtime.create(params.cwd, additional=additional)
+    except AgentError as exc:
+        raise RpcError(INTERNAL_ERROR, str(exc)) from None
+    return await _begun(connection, agent, params.mcp_servers, in_flight)
+
+
+async def fork(
+    connection: Connection, params: wire.ResumeSessionParams, in_flight: InFlight
+) -> dict[str, Any]:
+    """Make a session that begins with what another one had come to by its last finished turn."""
+    additional = _checked_places(params)
+    backend = await connection.opened()
+    try:
+        agent = await backend.fork(params.session_id, params.cwd, additional)
+    except SessionNotFound:
+        raise unknown_session(params.session_id) from None
+    except AgentError as exc:
+        raise RpcError(INTERNAL_ERROR, str(exc)) from None
+    return await _begun(connection, agent, params.mcp_servers, in_flight)
+
+
+def load(
+    connection: Connection, params: wire.LoadSessionParams, in_flight: InFlight
+) -> Coroutine[Any, Any, Any]:
+    """Open a session and show all that happened in it. It may be prompted from the next line on."""
+    return _open(connection, params, in_flight, is_replayed=True)
+
+
+def resume(
+    connection: Connection, params: wire.ResumeSessionParams, in_flight: InFlight
+) -> Coroutine[Any, Any, Any]:
+    """Open a session and show nothing of it. It may be prompted from the next line on."""
+    return _open(connection, params, in_flight, is_replayed=False)
+
+
+def _open(
+    connection: Connection,
+    params: wire.LoadSessionParams | wire.ResumeSessionParams,
+    in_flight: InFlight,
+    *,
+    is_replayed: bool,
+) -> Coroutine[Any, Any, Any]:
+    additional = _checked_places(params)
+    session = connection.reserve(params.session_id)
+    session.begin_load()
+    return _finish_opening(
+        connection,
+        session,
+        (params.cwd, additional),
+        params.mcp_servers,
+        in_flight,
+        is_replayed=is_replayed,
+    )
+
+
+async def _finish_opening(
+    connection: Connection,
+    session: ClientSession,
+    places: tuple[str, tuple[str, ...]],
+    servers: Sequence[wire.McpServer] | None,
+    in_flight: InFlight,
+    *,
+    is_replayed: bool,
+) -> dict[str, Any]:
+    error: AgentError | None = SessionNotFound(session.id)
+    try:
+        backend = await connection.opened()
+        agent = await backend.agent_for(session.id, *places)
+        if session.is_closed:
+            await agent.dispose()
+            raise SessionNotFound(session.id)
+    except ValueError as exc:
+        raise RpcError(INVALID_PARAMS, "Invalid params", {"reason": str(exc)}) from None
+    except SessionNotFound:
+        raise unknown_session(session.id) from None
+    except AgentError as exc:
+        error = exc
+        raise RpcError(INTERNAL_ERROR, str(exc)) from None
+    else:
+        error = None
+        if session.agent is not agent:
+            session.detach()
+            session.attach(agent)
+        session.servers.use(backend.mcp_servers.of(agent), servers)
+    finally:
+        if session.end_load(error):
+            connection.forget(session)
+    if is_replayed:
+        await session.replay()
+    return await _opened(session, agent, in_flight)
+
+
+async def list_sessions(
+    connection: Connection, params: wire.ListSessionsParams, _in_flight: InFlight
+) -> dict[str, Any]:
+    """List the sessions that had a prompt, the latest first, a page at a time."""
+    if params.cwd is not None and not os.path.isabs(params.cwd):
+        raise _invalid("cwd must be an absolute path")
+    store = (await connection.opened()).store
+    try:
+        page = await store.list_sessions(cwd=params.cwd, cursor=params.cursor)
+    except ValueError:
+        raise _invalid("cursor is not one this agent gave") from None
+    except StoreError as exc:
+        raise RpcError(INTERNAL_ERROR, str(exc)) from None
+    result: dict[str, Any] = {
+        "sessions": [
+            {
+                "sessionId": header.id,
+                "cwd": header.cwd,
+                "title": header.title,
+                "updatedAt": iso_time(header.updated_ms),
+            }
+            for header in page.sessions
+        ]
+    }
+    if page.next_cursor is not None:
+        result["nextCursor"] = page.next_cursor
+    return result
+
+
+def close(
+    connection: Connection, params: wire.SessionId, _in_flight: InFlight
+) -> Coroutine[Any, Any, Any]:
+    """Cancel what runs in a session, wait until it is quiet, and let go of it."""
+    session = connection.session(params.session_id)
+    connection.forget(session)
+    session.close()
+    return _finish_closing(session)
+
+
+async def _finish_closing(session: ClientSession) -> dict[str, Any]:
+    await session.closed()
+    return {}
+
+
+def delete(
+    connection: Connection, params: wire.SessionId, _in_flight: InFlight
+) -> Coroutine[Any, Any, Any]:
+    """Close a session, if it is open, and forget it for good. Unknown ids are fine."""
+    session = connection.sessions.get(params.session_id)
+    if session is not None:
+        connection.forget(session)
+        session.close()
+    return _finish_deleting(connection, session, params.session_id)
+
+
+async def _finish_deleting(
+    connection: Connection, session: ClientSession | None, session_id: str
+) -> dict[str, Any]:
+    backend = await connection.opened()
+    with backend.deleting(session_id):
+        if session is not None:
+            await session.closed()
+        try:
+            await backend.delete(session_id)
+        except StoreError as exc:
+            raise RpcError(INTERNAL_ERROR, str(exc)) from None
+    return {}
+
+
+# --- what they have in common ---------------------------------------------------------------
+
+
+async def _begun(
+    connection: Connection,
+    agent: Agent,
+    servers: Sequence[wire.McpServer] | None,
+    in_flight: InFlight,
+) -> dict[str, Any]:
+    session = connection.reserve(agent.id)
+    session.attach(agent)
+    of_agent = (await connection.opened()).mcp_servers.of(agent)
+    # Afterwards, because nothing may be said of a session whose id the client does not know yet.
+    in_flight.after.append(lambda: session.servers.use(of_agent, servers))
+    return {"sessionId": agent.id, **await _opened(session, agent, in_flight)}
+
+
+async def _opened(session: ClientSession, agent: Agent, in_flight: InFlight) -> dict[str, Any]:
+    if (commands := session.commands) is not None:
+        with anyio.CancelScope(shield=True):  # a session that is there by now is answered
+            await commands.look()
+        in_flight.after.append(commands.offer)
+    return {"modes": mode_state(agent), "configOptions": config_options(agent)}
+
+
+def _checked_places(
+    params: wire.NewSessionParams | wire.LoadSessionParams | wire.ResumeSessionParams,
+) -> tuple[str, ...]:
+    """Return the additional directories, if these and all other places are fine."""
+    additional = tuple(params.additional_directories or ())
+    _check_directory("cwd", params.cwd)
+    for directory in additional:
+        _check_directory("every additional directory", directory)
+    if (problem := servers_problem(params.mcp_servers or ())) is not None:
+        raise _invalid(problem)
+    return additional
+
+
+def _check_directory(name: str, path: str) -> None:
+    if not os.path.isabs(path) or "\0" in path:
+        raise _invalid(f"{name} must be an absolute path")
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise _invalid(f"{name} is not a directory")
+
+
+def _invalid(reason: str) -> RpcError:
+    return RpcError(INVALID_PARAMS, "Invalid params", {"reason": reason})
