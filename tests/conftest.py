@@ -5,6 +5,15 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
+
+_FOREIGN = ("ACP_AGENT_", "ANTHROPIC_", "DEEPSEEK_", "OPENAI_", "OPENROUTER_")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The same examples each time, but for those who look for trouble.
+    settings.register_profile("same", derandomize=config.getoption("--repeat") == 1)
+    settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in [name for name in os.environ if name.startswith(("ACP_AGENT_", "OPENAI_"))]:
+    for variable in [name for name in os.environ if name.startswith(_FOREIGN)]:
         monkeypatch.delenv(variable)
     place = tmp_path_factory.mktemp("places")
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))

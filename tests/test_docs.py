@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
+from importlib import import_module
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from acp_server.capabilities import Features, features_of
+from acp_server.connection import _INITIALIZE_RESULT
+from acp_server.methods import METHODS
+from acp_server.types import Update
 from agent_core.hooks import HOOKS, hook_table
 from agent_core.phases import PHASES, phase_picture, phase_table
 
 DOCS = Path(__file__).parent.parent
+PROTOCOL = (DOCS / "docs/protocol.md").read_text()
 
 
 def test_the_table_of_hooks_is_the_one_the_code_has() -> None:
@@ -36,6 +44,55 @@ def test_the_turns_life_names_every_hook() -> None:
     text = (DOCS / "docs/architecture.md").read_text()
 
     assert [name for name in HOOKS if f"`{name}`" not in text] == []
+
+
+def method_table() -> str:
+    rows = ["| method | params | what it does |", "|---|---|---|"]
+    for name, served in METHODS.items():
+        module = import_module(f"acp_server.methods.{served.module}")
+        says, _, _ = (getattr(module, served.function).__doc__ or "").partition("\n")
+        params = [
+            f"`{field.encode_name}`{'' if field.required else '?'}"
+            for field in msgspec.structs.fields(served.params)
+        ]
+        rows.append(f"| `{name}` | {', '.join(params)} | {says} |")
+    return "\n".join(rows)
+
+
+def test_the_table_of_methods_is_the_one_the_code_has() -> None:
+    assert method_table() in PROTOCOL
+
+
+def test_the_capabilities_that_the_protocols_page_shows_are_those_that_are_offered() -> None:
+    (shown,) = re.findall(r"```json\n(.*?)```", PROTOCOL, re.DOTALL)
+
+    assert json.loads(shown) == _INITIALIZE_RESULT["agentCapabilities"]
+
+
+def test_the_table_of_updates_has_each_that_the_code_has() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", PROTOCOL.partition("| update | when |")[2], re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    tags = {each.__struct_config__.tag for each in Update.__args__}
+
+    assert tags <= named
+    assert {name for name in named if name.endswith(("_update", "_chunk"))} <= tags
+
+
+def test_each_capability_of_a_client_that_is_heeded_has_its_row() -> None:
+    table = PROTOCOL.partition("| a client that offers |")[2].partition("\n\n")[0]
+    heeded = set()
+    for path in re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE):
+        found = set()
+        for leaf in (True, {}):
+            offered: object = leaf
+            for name in reversed(path.split(".")):
+                offered = {name: offered}
+            features = features_of(json.dumps(offered).encode())
+            found |= {name for name in Features.__struct_fields__ if getattr(features, name)}
+        assert len(found) == 1, path
+        heeded |= found
+
+    assert heeded == set(Features.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every rule of the cancellation contract is named by a test."""
+"""Every rule of the cancellation contract, and of ACP those an agent owes, is named by a test."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+from acp_rules import ACP_RULES
+
 TESTS = Path(__file__).parent
 RULES = {f"R{number}" for number in range(1, 99)}
+OWED = {rule.id for rule in ACP_RULES.values() if rule.who != "client"}
 
 
 def marked() -> dict[str, set[str]]:
@@ -28,7 +31,20 @@ def test_every_rule_is_named_by_a_test() -> None:
     assert sorted(RULES - set(marked()), key=lambda rule: int(rule[1:])) == []
 
 
-def test_no_test_names_a_rule_that_does_not_exist() -> None:
-    named = {name for name in marked() if name[0] == "R"}
+def test_every_rule_of_the_protocol_that_an_agent_owes_is_named_by_a_test() -> None:
+    assert [ACP_RULES[rule] for rule in sorted(OWED - set(marked()))] == []
 
-    assert named - RULES == set()
+
+def test_no_test_names_a_rule_that_does_not_exist() -> None:
+    named = {name for name in marked() if name[0] == "R" or name.startswith("ACP")}
+
+    assert named - RULES - set(ACP_RULES) == set()
+
+
+def test_the_protocols_rules_are_written_down_once_each_and_completely() -> None:
+    assert len(ACP_RULES) == 147
+    assert len({rule.says for rule in ACP_RULES.values()}) == len(ACP_RULES)
+    for rule in ACP_RULES.values():
+        assert rule.level in ("must", "should", "may", "-")
+        assert rule.who in ("agent", "client", "both")
+        assert rule.says.endswith(".")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 from core_rig import DISPOSED, LIMIT_S, PARENT, USER, Hang, Rig, rig, settle
+from ids import plain
 
 from agent_core import cancellation
 from agent_core.agent import Agent
@@ -154,14 +155,14 @@ def test_no_cause_means_the_user() -> None:
 
 
 @pytest.mark.requirement("R6")
-@pytest.mark.parametrize("value", BAD_SHAPES, ids=repr)
+@pytest.mark.parametrize("value", BAD_SHAPES, ids=plain)
 def test_extra_missing_or_misspelt_fields_are_refused(value: object) -> None:
     with pytest.raises(TypeError):
         normalize_cancel_cause(value)
 
 
 @pytest.mark.requirement("R7", "R63", "R92")
-@pytest.mark.parametrize("kind", UNKNOWN_KINDS, ids=repr)
+@pytest.mark.parametrize("kind", UNKNOWN_KINDS, ids=plain)
 def test_kinds_that_are_not_exactly_the_two_strings_are_refused(kind: object) -> None:
     with pytest.raises(TypeError):
         normalize_cancel_cause({"kind": kind})
@@ -632,7 +633,7 @@ def test_the_interrupt_reason_is_none_until_an_agents_abort() -> None:
         *("user", ValueError("user"), {"kind": "timeout"}, {"kind": "user", "more": 1}),
         *({}, 0, False, "", DataCause(), OrderedDict(kind="user"), Chameleon()),
     ],
-    ids=repr,
+    ids=plain,
 )
 def test_a_foreign_reason_is_no_interrupt(reason: object) -> None:
     controller = AbortController()

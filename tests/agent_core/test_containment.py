@@ -63,7 +63,7 @@ async def test_what_a_tool_shows_after_its_result_is_shown_to_nobody() -> None:
 
 
 async def test_a_long_command_reports_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    output = local_commands._Output()
+    output = local_commands.CutOutput()
     output.feed(b"x")
     slept: list[float] = []
     reports: list[str] = []

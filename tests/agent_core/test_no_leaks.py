@@ -24,7 +24,14 @@ import agent_core
 from agent_core.agent import Agent
 from agent_core.cancellation import AbortSignal
 from agent_core.events import Aborted, Outcome, TurnEnd
-from agent_core.models.adapter import Finish, ModelEvent, ModelRequest, TextDelta, ToolCallDelta
+from agent_core.models.adapter import (
+    Finish,
+    ModelEvent,
+    ModelInfo,
+    ModelRequest,
+    TextDelta,
+    ToolCallDelta,
+)
 from agent_core.permissions import Approval
 from agent_core.runtime import AgentRuntime
 from agent_core.sessions.memory import MemoryStore
@@ -40,7 +47,7 @@ LIMIT_S: Final = 50.0
 class World:
     """Agents whose every turn comes to a halt somewhere, and says so."""
 
-    model = "halting"
+    info = ModelInfo("halting")
 
     def __init__(self) -> None:
         self.manner = "stream"
@@ -212,9 +219,10 @@ ALLOWED: Final = {
         "anyio.CancelScope(shield=True)",
     ): "the flush that is owed outlives the host",
     ("inbox.py", "self._settled.wait()"): "somebody waits for a prompt",
-    ("agent.py", "self._agent._loop.quiet.wait()"): "somebody waits for the end",
+    ("agent.py", "self._loop.quiet.wait()"): "somebody waits for the end",
     ("agent.py", "self._loop.cancel(reason)"): "the public verb",
-    ("pipeline.py", "self._agent.cancel()"): "a person who dismisses the question stops the turn",
+    ("pipeline.py", "agent.cancel()"): "a person who dismisses the question stops the turn",
+    ("pipeline.py", "agent.root.cancel()"): "and the one that a subagent works for",
     (
         "batch.py",
         "anyio.create_task_group()",

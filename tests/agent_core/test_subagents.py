@@ -20,7 +20,14 @@ from agent_core.cancellation import (
 )
 from agent_core.content import Text, TextPart
 from agent_core.events import Aborted, Completed, Disposed, TurnEnd, encode
-from agent_core.models.adapter import Finish, ModelEvent, ModelRequest, TextDelta, UserTurn
+from agent_core.models.adapter import (
+    Finish,
+    ModelEvent,
+    ModelInfo,
+    ModelRequest,
+    TextDelta,
+    UserTurn,
+)
 from agent_core.runtime import AgentRuntime
 from agent_core.sessions.memory import MemoryStore
 from agent_core.subagents import (
@@ -75,8 +82,8 @@ class Nesting:
         self.signals: list[AbortSignal] = []
 
     @property
-    def model(self) -> str:
-        return "nesting"
+    def info(self) -> ModelInfo:
+        return ModelInfo("nesting")
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         from agent_core.models.adapter import ToolCallDelta

@@ -23,6 +23,7 @@ from core_rig import (
     settle,
     tool,
 )
+from ids import plain
 
 from agent_core.cancellation import AbortController, AbortSignal, TurnAborted
 from agent_core.content import Text, ToolCallPart
@@ -504,7 +505,7 @@ MISBEHAVING = [
 
 
 @pytest.mark.requirement("R73")
-@pytest.mark.parametrize(("body", "code"), MISBEHAVING, ids=lambda value: str(value))
+@pytest.mark.parametrize(("body", "code"), MISBEHAVING, ids=plain)
 @pytest.mark.parametrize("overlaps", [False, True])
 async def test_what_goes_wrong_in_one_tool_is_that_calls_failure_only(
     body: Any, code: str, overlaps: bool

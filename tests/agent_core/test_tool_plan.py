@@ -74,7 +74,18 @@ def test_the_plan_touches_nothing_and_is_thinking() -> None:
 def test_the_built_in_tools_have_a_name_each() -> None:
     names = sorted(tool.name for tool in default_tools())
 
-    assert names == ["edit", "list", "plan", "read", "search", "shell", "write"]
+    assert names == [
+        "agents",
+        "ask",
+        "delegate",
+        "edit",
+        "list",
+        "plan",
+        "read",
+        "search",
+        "shell",
+        "write",
+    ]
 
 
 def test_every_tool_takes_one_described_object_without_references() -> None:

@@ -60,7 +60,7 @@ class Running:
             cwd=self._cwd,
             signal=self.controller.signal,
             timeout_s=timeout_s,
-            on_output=self._show,
+            show=self._show,
         )
 
     async def shows(self, text: str) -> None:
@@ -89,8 +89,8 @@ class Running:
     def left(self) -> list[int]:
         return processes_with(self.tag)
 
-    def _show(self, text: str) -> None:
-        self.shown.append(text)
+    def _show(self, content: tuple[ToolContent, ...]) -> None:
+        self.shown += [item.text for item in content if isinstance(item, Text)]
         self._has_shown.set()
 
 
