@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Final
 
 import anyio
+import anyio.lowlevel
 
 from acp_server import __version__
 from acp_server.config import Config, ConfigError, config_dir
@@ -14,7 +16,7 @@ from acp_server.models import library_of, make_models, model_problem
 from agent_core.agent import Agent
 from agent_core.agent_files import AgentFiles
 from agent_core.errors import SessionNotFound, StoreError
-from agent_core.events import FileChanged, FilesRestored, TurnEnd
+from agent_core.events import Event, FileChanged, FilesRestored, TurnEnd
 from agent_core.knowledge import Knowledge
 from agent_core.logs import get_logger
 from agent_core.mcp.agent_servers import McpServers
@@ -29,6 +31,8 @@ from agent_core.tools.registry import default_tools
 from agent_core.tools.roots import Roots
 
 __all__ = ["Backend", "open_backend"]
+
+_COPIED_PER_CHECKPOINT: Final = 100
 
 log = get_logger(__name__)
 
@@ -103,10 +107,13 @@ class Backend:
         _header, events = await self.store.load(session_id)
         ends = (at for at in range(len(events), 0, -1) if isinstance(events[at - 1].data, TurnEnd))
         agent = await self.runtime.create(cwd, additional=additional)
-        for event in events[: next(ends, 0)]:
-            if not isinstance(event.data, FileChanged | FilesRestored):  # not the fork's own doing
-                agent.session.append(event.data)
-        await agent.session.flush()
+        try:
+            await _copy(events[: next(ends, 0)], agent.session)
+        except BaseException:  # half a fork is none, and nobody has its id
+            with anyio.CancelScope(shield=True), suppress(StoreError):
+                await agent.dispose()
+                await self.store.delete(agent.id)
+            raise
         return agent
 
     @contextmanager
@@ -193,6 +200,15 @@ def _register_agents(runtime: AgentRuntime, config: Config) -> None:
             permissions=each.permissions,
         )
         runtime.subagents.register(provider, each.description)
+
+
+async def _copy(events: Sequence[Event], session: Session) -> None:
+    for number, event in enumerate(events, 1):
+        if not isinstance(event.data, FileChanged | FilesRestored):  # not the fork's own doing
+            session.append(event.data)
+        if number % _COPIED_PER_CHECKPOINT == 0:
+            await anyio.lowlevel.checkpoint()  # other sessions go on
+    await session.flush()
 
 
 def _check_place(session: Session, cwd: str) -> None:

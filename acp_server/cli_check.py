@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["run_check"]
 
 REQUEST_LIMIT_S: Final = 30.0
+LONGEST_WAIT_S: Final = 10.0
+"""Who is asked to wait longer before the next attempt is told so, and does not wait."""
 
 
 class Finding(Struct, frozen=True):
@@ -292,7 +294,13 @@ async def _asked(config: Config, model: ModelAdapter, signal: AbortSignal) -> Fi
 
     from acp_server.models import library_of
     from agent_core.content import Text, Usage
-    from agent_core.models.adapter import ModelRequest, TextDelta, UsageReport, UserTurn
+    from agent_core.models.adapter import (
+        ModelRequest,
+        Retrying,
+        TextDelta,
+        UsageReport,
+        UserTurn,
+    )
     from agent_core.models.sdk import load
 
     request = ModelRequest(
@@ -315,6 +323,9 @@ async def _asked(config: Config, model: ModelAdapter, signal: AbortSignal) -> Fi
                 said += event.text
             elif isinstance(event, UsageReport):
                 usage = event.usage
+            elif isinstance(event, Retrying) and event.delay_s > LONGEST_WAIT_S:
+                asked = f"it asks to wait {event.delay_s:.0f} s"
+                return Finding("request", "failed", f"{event.message}; {asked}")
     took_s = time.monotonic() - began
     tokens = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
     text = f"answered in {took_s:.2f} s, {json.dumps(said[:80])}, {tokens}"

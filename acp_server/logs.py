@@ -79,7 +79,10 @@ def set_up_logs(level: str = "warning", path: str | None = None) -> None:
     stream = cast(BinaryIO, PatientStream(2 if path is None else os.open(path, flags, 0o600)))
     threshold = getattr(logging, level.upper())
     before_first_record(lambda: _configure(stream, threshold), threshold=threshold)
-    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[_Bridge()], force=True)
+    # A library may set a level of its own, of which the root's knows nothing: Anthropic's SDK, told
+    # to by a variable, writes down whole requests with the key.
+    bridge = _Bridge(max(threshold, logging.WARNING))
+    logging.basicConfig(level=bridge.level, handlers=[bridge], force=True)
 
 
 def _configure(stream: BinaryIO, threshold: int) -> None:

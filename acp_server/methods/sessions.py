@@ -18,6 +18,7 @@ from agent_core.agent import Agent
 from agent_core.errors import AgentError, SessionNotFound, StoreError
 
 if TYPE_CHECKING:
+    from acp_server.backend import Backend
     from acp_server.connection import Connection
     from acp_server.session import ClientSession
 
@@ -32,7 +33,7 @@ async def new(
         agent = await backend.runtime.create(params.cwd, additional=additional)
     except AgentError as exc:
         raise RpcError(INTERNAL_ERROR, str(exc)) from None
-    return await _begun(connection, agent, params.mcp_servers, in_flight)
+    return await _begun(connection, backend, agent, params.mcp_servers, in_flight)
 
 
 async def fork(
@@ -47,7 +48,7 @@ async def fork(
         raise unknown_session(params.session_id) from None
     except AgentError as exc:
         raise RpcError(INTERNAL_ERROR, str(exc)) from None
-    return await _begun(connection, agent, params.mcp_servers, in_flight)
+    return await _begun(connection, backend, agent, params.mcp_servers, in_flight)
 
 
 def load(
@@ -195,13 +196,14 @@ async def _finish_deleting(
 
 async def _begun(
     connection: Connection,
+    backend: Backend,
     agent: Agent,
     servers: Sequence[wire.McpServer] | None,
     in_flight: InFlight,
 ) -> dict[str, Any]:
     session = connection.reserve(agent.id)
     session.attach(agent)
-    of_agent = (await connection.opened()).mcp_servers.of(agent)
+    of_agent = backend.mcp_servers.of(agent)
     # Afterwards, because nothing may be said of a session whose id the client does not know yet.
     in_flight.after.append(lambda: session.servers.use(of_agent, servers))
     return {"sessionId": agent.id, **await _opened(session, agent, in_flight)}

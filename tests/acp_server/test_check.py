@@ -278,6 +278,18 @@ async def test_a_call_that_failed_is_tried_once_more_and_no_oftener(failures):
     assert (code, err) == (failures - 1, "")
 
 
+async def test_a_model_that_asks_for_a_long_wait_is_said_to_and_not_waited_for():
+    busy = status(429, {"message": "slow down"}, headers={"Retry-After": "60"})
+    async with provider_double([busy]) as double:
+        code, body, _err = await checked_online(
+            "--model", "openai:x", env={"OPENAI_BASE_URL": double.url}
+        )
+
+    state, text = of(body, "request")
+    assert (code, state) == (1, "failed")
+    assert "limits the rate of calls: slow down; it asks to wait 60 s" in text
+
+
 async def test_what_a_model_says_cannot_play_tricks_on_the_terminal():
     text = [chat_double.text("\x1b[31m é\n"), chat_double.finish("length")]
     async with provider_double([Reply(text)]) as double:

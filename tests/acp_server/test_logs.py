@@ -72,6 +72,23 @@ def test_a_lower_level_shows_more_of_ours_but_not_of_libraries():
     ]
 
 
+CHATTERBOX = """
+import logging
+from acp_server.logs import set_up_logs
+set_up_logs("debug")
+library = logging.getLogger("library")
+library.setLevel(logging.DEBUG)
+library.debug("X-Api-Key: sk-secret")
+library.warning("careful")
+"""
+
+
+def test_a_library_that_wants_to_be_heard_is_not_and_keeps_its_secrets():
+    done = run(CHATTERBOX)
+
+    assert [record["event"] for record in records(done.stderr)] == ["careful"]
+
+
 def test_a_log_file_is_appended_to_and_only_its_owner_may_read_it(tmp_path):
     path = tmp_path / "log"
     for _time in range(2):

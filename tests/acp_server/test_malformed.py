@@ -401,9 +401,9 @@ async def test_nothing_that_is_malformed_makes_a_process_say_anything_but_answer
                 response = await client.wire.response(request)
                 check_answer(response, params, is_refused=is_refused)
             expected.clear()
-        for raw in (*RAW.values(), *NO_JSON.values()):
+        for at, raw in enumerate((*RAW.values(), *NO_JSON.values())):
             for key in ("cwd", "mcpServers", "_meta"):
-                message = line(ask("raw", "session/new", {**PLACES, key: "@@"}))
+                message = line(ask(f"raw {at} {key}", "session/new", {**PLACES, key: "@@"}))
                 client.wire.send_bytes(message.replace(b'"@@"', raw.encode()))
 
         assert await client.stop_reason(client.prompt(session, "say fine")) == "end_turn"

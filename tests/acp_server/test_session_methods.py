@@ -236,6 +236,25 @@ async def test_a_fork_has_the_finished_turns_and_a_life_of_its_own(tmp_path):
         assert set(await listed(at)) == {session, fork}
 
 
+@pytest.mark.parametrize("method", ["session/new", "session/fork"])
+async def test_a_session_whose_making_was_cancelled_leaves_nothing_behind(tmp_path, method):
+    async with talk(tmp_path) as (at, backend):
+        known = {await a_used_session(at)}
+        source = next(iter(known))
+        for turns in range(40):
+            more = {} if method == "session/new" else {"sessionId": source}
+            request = at.say(method, cwd=CWD, mcpServers=[], **more)
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            at.note("$/cancel_request", requestId=request)
+            response = await at.response(request)
+            if "result" in response:
+                known.add(response["result"]["sessionId"])
+
+            assert set(backend.runtime.agents) == set(at.connection.sessions) == known
+        assert set(await listed(at)) <= known
+
+
 # --- titles ---------------------------------------------------------------------------------
 
 
