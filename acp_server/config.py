@@ -167,7 +167,7 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
 
 def table_name(table: str, name: str) -> str:
     """Return ``table.name`` as the file has it: with quotes where the name needs them."""
-    written = name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name)
+    written = name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
     return f"{table}.{written}".lstrip(".")
 
 

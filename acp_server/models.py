@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,8 @@ __all__ = ["ModelMaker", "hide_variables", "library_of", "make_models", "model_p
 
 # The SDKs read these by themselves too, and nothing of ours needs them.
 _FURTHER_SECRETS: Final = ("OPENAI_ADMIN_KEY", "OPENAI_WEBHOOK_SECRET")
+
+_PR_SET_DUMPABLE: Final = 4  # of prctl(2)
 
 
 def make_models(config: Config) -> Models:
@@ -69,8 +72,21 @@ def hide_variables(config: Config, environ: MutableMapping[str, str] = os.enviro
     names = {*_FURTHER_SECRETS, *(each.key_variable for each in config.providers.values())}
     for provider in PROVIDERS.values():
         names |= {provider.key_variable, provider.token_variable, *provider.header_variables}
-    for name in names - {None}:
-        environ.pop(str(name), None)
+    found = [environ.pop(str(name), None) for name in names - {None}]
+    if any(found) and environ is os.environ:
+        _close_environment()
+
+
+def _close_environment() -> None:
+    """Let nothing of this user read the environment this process was started with.
+
+    What is taken out of it stays in ``/proc``, where a command could look it up. Not for root, who
+    may read everything.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
 
 
 class ModelMaker:

@@ -171,7 +171,7 @@ def _read(folder: int) -> dict[str, str]:
 
 def _write(folder: int, keys: dict[str, str]) -> None:
     """Put another file in the place of the one before; that may be a link, and is not followed."""
-    lines = (f"{json.dumps(name)} = {json.dumps(key)}\n" for name, key in keys.items())
+    lines = (f"{_quoted(name)} = {_quoted(key)}\n" for name, key in keys.items())
     temporary = f".{FILE}.{secrets.token_hex(8)}"
     with _as_unusable():
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -186,6 +186,11 @@ def _write(folder: int, keys: dict[str, str]) -> None:
             os.unlink(temporary, dir_fd=folder)
             raise
         os.fsync(folder)
+
+
+def _quoted(text: str) -> str:
+    """Write a string as TOML has it: JSON's, but for pairs of surrogates and one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @contextmanager

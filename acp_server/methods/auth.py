@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio.to_thread
+
 from acp_server import types as wire
 from acp_server.capabilities import Features
 from acp_server.errors import AUTH_REQUIRED, INTERNAL_ERROR, INVALID_PARAMS, RpcError
@@ -56,7 +58,7 @@ async def logout(
 
     await connection.opened()
     try:
-        forget_keys()
+        await anyio.to_thread.run_sync(forget_keys)  # it waits for a login that is writing
     except KeysUnusable as exc:
         raise RpcError(INTERNAL_ERROR, str(exc)) from None
     return {}

@@ -119,7 +119,7 @@ async def _finish_opening(
             connection.forget(session)
     if is_replayed:
         await session.replay()
-    return await _opened(session, agent, in_flight)
+    return await _opened(session, agent, in_flight, is_replayed=is_replayed)
 
 
 async def list_sessions(
@@ -209,11 +209,16 @@ async def _begun(
     return {"sessionId": agent.id, **await _opened(session, agent, in_flight)}
 
 
-async def _opened(session: ClientSession, agent: Agent, in_flight: InFlight) -> dict[str, Any]:
+async def _opened(
+    session: ClientSession, agent: Agent, in_flight: InFlight, *, is_replayed: bool = False
+) -> dict[str, Any]:
     if (commands := session.commands) is not None:
         with anyio.CancelScope(shield=True):  # a session that is there by now is answered
             await commands.look()
-        in_flight.after.append(commands.offer)
+        if is_replayed:
+            commands.offer()  # a client takes the answer to mean that it has been shown everything
+        else:
+            in_flight.after.append(commands.offer)
     return {"modes": mode_state(agent), "configOptions": config_options(agent)}
 
 

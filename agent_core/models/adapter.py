@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
@@ -18,6 +18,7 @@ from agent_core.cancellation import AbortSignal
 from agent_core.content import Block, Part, Usage
 
 __all__ = [
+    "IMAGE_TYPES",
     "AssistantTurn",
     "Finish",
     "FinishReason",
@@ -65,6 +66,10 @@ class ToolTurn(Struct, frozen=True, tag="tool"):
 
 
 Message = UserTurn | AssistantTurn | ToolTurn
+
+
+IMAGE_TYPES: Final = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
+"""The images that providers take. Any other would have them refuse the whole history."""
 
 
 # --- the model ------------------------------------------------------------------------------

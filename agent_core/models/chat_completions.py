@@ -24,6 +24,7 @@ from agent_core.content import (
     text_of,
 )
 from agent_core.models.adapter import (
+    IMAGE_TYPES,
     AssistantTurn,
     FinishReason,
     Message,
@@ -217,6 +218,9 @@ def _is_object(text: str) -> bool:
 # --- what endpoints are sent ----------------------------------------------------------------
 
 
+_LEARNT: Final = ("stream_options", "reasoning_content", "max_completion_tokens")
+
+
 class ChatCompletions:
     """Chat completions, for one model. It learns what the endpoint is particular about.
 
@@ -268,17 +272,19 @@ class ChatCompletions:
         """See `Dialect.reader`."""
         return _Answer(self)
 
-    def amend(self, refusal: str, tried: set[str]) -> bool:
+    def amend(self, refusal: str, tried: set[str], body: Mapping[str, Any]) -> bool:
         """See `Dialect.amend`."""
-        if self._counts_tokens and "stream_options" in refusal:
+        named = (name for name in _LEARNT if name in refusal and name not in tried)
+        lesson = next(named, "")
+        if lesson == "stream_options":
             self._counts_tokens = False
-        elif "reasoning_content" in refusal and "reasoning_content" not in tried:
-            self.wants_reasoning = not self.wants_reasoning
-            tried.add("reasoning_content")
-        elif "max_completion_tokens" in refusal and self._limit_name == "max_tokens":
-            self._limit_name = "max_completion_tokens"
+        elif lesson == "reasoning_content":  # demanded, or not wanted: the other way, then
+            self.wants_reasoning = not any(lesson in message for message in body["messages"])
+        elif lesson == "max_completion_tokens" and "max_tokens" in body:
+            self._limit_name = lesson
         else:
             return False
+        tried.add(lesson)
         return True
 
     def _message(self, message: Message) -> dict[str, Any] | None:
@@ -295,7 +301,8 @@ class ChatCompletions:
         return [part for part in content if part.get("text", "it").strip()]
 
     def _block(self, block: Block) -> dict[str, Any]:
-        if isinstance(block, Image) and self._info.takes_images:
+        takes_images = self._info.takes_images
+        if isinstance(block, Image) and takes_images and block.mime_type in IMAGE_TYPES:
             url = f"data:{block.mime_type};base64,{block.data}"
             return {"type": "image_url", "image_url": {"url": url}}
         if isinstance(block, Resource) and block.blob and self._info.takes_files:

@@ -75,12 +75,13 @@ class Dialect(Protocol):
         """Return what reads one answer."""
         ...
 
-    def amend(self, refusal: str, tried: set[str]) -> bool:
+    def amend(self, refusal: str, tried: set[str], body: Mapping[str, Any]) -> bool:
         """Learn from a request that was refused.
 
         Args:
             refusal: The endpoint's words.
             tried: What was learnt from this request before; to be added to.
+            body: What was refused; others may have been learnt from meanwhile.
 
         Returns:
             Whether to send it again: its body is another one now.
@@ -168,7 +169,7 @@ class EndpointModel:
                     self._dialect.path, body, request.signal, stack, self._names
                 )
             except RequestRefused as refused:
-                if n_left == 0 or not self._dialect.amend(refused.detail, tried):
+                if n_left == 0 or not self._dialect.amend(refused.detail, tried, body):
                     raise refused.error from None
                 n_left -= 1
 

@@ -31,6 +31,7 @@ from agent_core.content import (
     text_of,
 )
 from agent_core.models.adapter import (
+    IMAGE_TYPES,
     AssistantTurn,
     FinishReason,
     Message,
@@ -69,7 +70,6 @@ _BUDGETS: Final = {
 }
 # Claude 3 to 4.5, and no date is taken for a version.
 _TAKES_BUDGETS: Final = re.compile(r"claude-(3|(opus|sonnet|haiku)-4(?![-.]([6-9]|\d\d)(?!\d)))")
-_IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 _THOUGHTS: Final = frozenset({"thinking", "redacted_thinking"})
 _ORDER: Final = {"tool_result": 0, "tool_use": 2}  # what is not here is between them
 
@@ -258,7 +258,7 @@ class Messages:
         """See `Dialect.reader`."""
         return _Answer(self._info.name)
 
-    def amend(self, refusal: str, tried: set[str]) -> bool:
+    def amend(self, refusal: str, tried: set[str], body: Mapping[str, Any]) -> bool:
         """See `Dialect.amend`. Setting, not toggling: several requests may learn the same."""
         found = ((name, pattern.search(refusal)) for name, pattern in _LESSONS.items())
         lesson, words = next(((name, match) for name, match in found if match), ("", None))
@@ -352,7 +352,7 @@ class Messages:
 
     def _block(self, block: Block) -> dict[str, Any] | None:
         match block:
-            case Image(mime_type=kind) if self._info.takes_images and kind in _IMAGE_TYPES:
+            case Image(mime_type=kind) if self._info.takes_images and kind in IMAGE_TYPES:
                 return {"type": "image", "source": _source(kind, block.data)}
             case Resource(mime_type="application/pdf", blob=str(data)) if (
                 data and self._info.takes_files

@@ -25,6 +25,7 @@ from agent_core.content import (
     text_of,
 )
 from agent_core.models.adapter import (
+    IMAGE_TYPES,
     FinishReason,
     Message,
     ModelEvent,
@@ -44,7 +45,6 @@ __all__ = ["Responses"]
 
 MIN_OUTPUT_TOKENS: Final = 16  # the API refuses to be held to less
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]")
-_IMAGES: Final = frozenset(("image/gif", "image/jpeg", "image/png", "image/webp"))
 _PDF: Final = "application/pdf"
 _PARAGRAPH: Final = "\n\n"
 
@@ -309,7 +309,7 @@ class Responses:
         """See `Dialect.reader`."""
         return _Answer(self)
 
-    def amend(self, refusal: str, tried: set[str]) -> bool:
+    def amend(self, refusal: str, tried: set[str], body: Mapping[str, Any]) -> bool:
         """See `Dialect.amend`."""
         words = refusal.lower()
         for what, signs in _REFUSED.items():
@@ -376,7 +376,7 @@ class Responses:
 
     def _takes(self, block: Image | Resource) -> bool:
         if isinstance(block, Image):
-            return self._info.takes_images and block.mime_type in _IMAGES
+            return self._info.takes_images and block.mime_type in IMAGE_TYPES
         return self._info.takes_files and block.mime_type == _PDF
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
@@ -154,6 +155,22 @@ async def test_a_refused_key_is_a_matter_of_authentication_too(tmp_path: Path) -
     assert failed["error"]["code"] == -32000
     assert failed["error"]["data"] == {"code": "AUTH"}
     assert "sk-old" not in str(failed)
+
+
+async def test_a_logout_that_waits_for_a_login_holds_up_nothing_else(tmp_path: Path) -> None:
+    store_key("openai", "sk-1")
+    folder = os.open(keys_file().parent, os.O_RDONLY)
+    async with talk(tmp_path) as (at, _backend):
+        fcntl.flock(folder, fcntl.LOCK_EX)  # as a login that was stopped while it writes
+        try:
+            logout = at.say("logout")
+            await at.result(at.prompt(await at.new_session(), "say hello"))
+            assert at.lines.responses(logout) == []
+        finally:
+            os.close(folder)
+
+        assert await at.result(logout) == {}
+    assert stored_keys() == {}
 
 
 async def test_a_logout_that_fails_says_so(tmp_path: Path) -> None:

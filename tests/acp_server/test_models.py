@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import dialects
 import pytest
 from model_rig import a_request, collect
@@ -255,3 +259,28 @@ async def test_an_anthropic_token_is_shown_as_one(monkeypatch):
     assert error is None
     assert double.headers[0]["authorization"] == "Bearer token-0123456789"
     assert "x-api-key" not in double.headers[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_no_command_finds_a_key_where_the_system_keeps_what_we_were_started_with() -> None:
+    program = """
+import ctypes, os, subprocess
+from acp_server.config import load_config
+from acp_server.models import hide_variables
+config = load_config({})
+if os.getuid() == 0:  # root may read everything
+    os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1)  # which that has changed
+hide_variables(config)
+found = subprocess.run(["cat", f"/proc/{os.getpid()}/environ"], capture_output=True)
+print(b"SECRET" in found.stdout, "OPENAI_API_KEY" in os.environ)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"OPENAI_API_KEY": "sk-SECRET", "PATH": os.environ["PATH"], "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert done.stdout.split() == ["False", "False"], done.stderr

@@ -41,6 +41,14 @@ def test_a_stored_key_is_read_again_and_only_its_owner_can_read_it() -> None:
     assert os.listdir(config_dir()) == ["keys.toml"]
 
 
+@pytest.mark.parametrize("name", ["é 東京", "\U0001f600", 'a"b\\', "tab\tand\x7f", "a\u2028b"])
+def test_no_name_of_a_provider_breaks_the_file(name: str) -> None:
+    store_key("openai", "sk-1")
+    store_key(name, "sk-2")
+
+    assert stored_keys() == {"openai": "sk-1", name: "sk-2"}
+
+
 def test_a_folder_that_others_can_look_into_is_closed_to_them() -> None:
     config_dir().mkdir(parents=True)
     config_dir().chmod(0o755)

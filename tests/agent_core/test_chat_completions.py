@@ -687,3 +687,32 @@ async def test_calls_without_a_finish_reason_may_be_half_and_do_not_run(
     assert isinstance(outcome, Failed)
     assert outcome.code == "TRANSPORT"
     assert ran == []
+
+
+async def test_two_requests_refused_for_the_same_reason_both_learn_from_it() -> None:
+    refusal = status(400, {"message": "reasoning_content must be passed back"})
+    gates = Gate(), Gate()
+    held = [Reply(refusal.body, before=[gate], code=400) for gate in gates]
+    told = answer(text("ok")), answer(text("ok"))
+    async with served(*held, *told) as (model, double), anyio.create_task_group() as tasks:
+        ends: list[Exception | None] = []
+
+        async def call() -> None:
+            ends.append((await collect(model, a_request(HI, CALLED, RESULT)))[1])
+
+        tasks.start_soon(call)
+        tasks.start_soon(call)
+        for gate in gates:
+            await gate.reached.wait()
+        for gate in gates:
+            gate.opened.set()
+        while len(ends) < 2:
+            await anyio.lowlevel.checkpoint()
+
+        assert ends == [None, None]
+        assert ["reasoning_content" in str(each) for each in double.requests] == [
+            False,
+            False,
+            True,
+            True,
+        ]

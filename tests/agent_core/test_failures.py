@@ -525,7 +525,7 @@ async def test_half_an_emoji_is_no_broken_answer() -> None:
 class NeverContent(ChatCompletions):
     """A dialect that has always learnt something."""
 
-    def amend(self, refusal: str, tried: set[str]) -> bool:
+    def amend(self, refusal: str, tried: set[str], body: Mapping[str, Any]) -> bool:
         assert refusal == '{"error": {"message": "no"}}'
         return True
 

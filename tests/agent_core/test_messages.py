@@ -593,7 +593,7 @@ def test_a_model_that_refuses_a_budget_is_told_a_word_from_then_on() -> None:
         ' and "output_config.effort" to control thinking behavior.'
     )
 
-    assert dialect.amend(str({"error": {"message": refusal}}), set())
+    assert dialect.amend(str({"error": {"message": refusal}}), set(), {})
     assert dialect.body(a_request(effort="low"))["thinking"] == ADAPTIVE
 
 
@@ -622,8 +622,8 @@ async def test_a_word_that_the_model_does_not_know_is_said_in_its_own_words() ->
 async def test_two_requests_that_are_refused_at_once_learn_the_same() -> None:
     dialect = Messages(ModelInfo(ORIGIN), "any")
 
-    assert dialect.amend(ADAPTIVE_REFUSALS[0], set())
-    assert dialect.amend(ADAPTIVE_REFUSALS[0], set())
+    assert dialect.amend(ADAPTIVE_REFUSALS[0], set(), {})
+    assert dialect.amend(ADAPTIVE_REFUSALS[0], set(), {})
     assert dialect.body(a_request(effort="low"))["thinking"]["type"] == "enabled"
 
 

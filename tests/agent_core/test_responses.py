@@ -832,7 +832,7 @@ def test_any_history_is_one_that_the_api_takes(
     info = ModelInfo(NAME, takes_images=takes_images, takes_files=takes_files)
     dialect = Responses(info, "any")
     for words_of_refusal in refusals:
-        dialect.amend(words_of_refusal, set())
+        dialect.amend(words_of_refusal, set(), {})
     request = a_request(*history, tools=(READ,), effort=effort, max_output_tokens=limit)
 
     body = json.loads(json.dumps(dialect.body(request)))

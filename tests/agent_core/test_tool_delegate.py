@@ -446,6 +446,61 @@ async def test_a_schema_that_is_none_starts_nothing() -> None:
         assert model.tasks == ["go"]
 
 
+async def test_a_pattern_that_is_none_is_refused_before_anything_starts() -> None:
+    task = {"task": "count", "output_schema": {"pattern": "("}}
+    async with team({"go": [delegates(task)]}) as (root, model):
+        await root.send("go").settled()
+
+        (result,) = results_of(root)
+        assert result.code == "REFUSED"
+        assert model.tasks == ["go"]
+
+
+ENDLESS = {"task": "count", "output_schema": {"pattern": "^(a+)+$"}}
+"""Nothing finds out in a lifetime that this does not match."""
+MANY = json.dumps("a" * 40 + "!")
+
+
+def checks_under_way() -> list[str]:
+    """The processes below this one that hold answers against schemas."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            if parent == str(os.getpid()) and b"worker_main" in (entry / "cmdline").read_bytes():
+                found.append(entry.name)
+        except (OSError, IndexError):
+            continue
+    return found
+
+
+async def test_an_endless_pattern_holds_nothing_up_and_ends_with_a_stop() -> None:
+    async with team({"go": [delegates(ENDLESS)], "count": [say(MANY)]}) as (root, _model):
+        said = anyio.Event()
+        root.hooks.on("subagent/start", lambda *_args: said.set())
+        prompt = root.send("go")
+        await said.wait()
+        while not checks_under_way():  # noqa: ASYNC110 - another process makes it true
+            await anyio.sleep(0.005)
+        root.cancel()
+        assert await prompt.settled() == Aborted()
+
+        assert checks_under_way() == []
+        (result,) = results_of(root)
+        assert result.output == f"The subagent was stopped.\nWhat it had said by then:\n{MANY}"
+
+
+async def test_an_answer_that_cannot_be_checked_in_time_does_not_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent_core.agreement.LIMIT_S", 3)
+    async with team({"go": [delegates(ENDLESS)], "count": [say(MANY)]}) as (root, model):
+        await root.send("go").settled()
+
+        assert model.tasks[2] == f"{AGAIN}: it could not be checked in 3 s"
+        assert checks_under_way() == []
+
+
 async def test_what_a_schema_refers_to_is_never_fetched() -> None:
     visitors: list[object] = []
 
