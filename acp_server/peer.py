@@ -100,7 +100,7 @@ class Method:
         self, params: Any, handle: Callable[[Any, InFlight], Coroutine[Any, Any, Any]]
     ) -> None:
         self.handle = handle
-        self._decode = msgspec.json.Decoder(params).decode
+        self._params = params
 
     def decode(self, raw: bytes | None) -> Any:
         """Decode params.
@@ -109,7 +109,7 @@ class Method:
             RpcError: INVALID_PARAMS, with what is wrong and where.
         """
         try:
-            return self._decode(raw or b"{}")
+            return msgspec.json.decode(raw or b"{}", type=self._params)
         except (msgspec.MsgspecError, RecursionError) as exc:
             raise RpcError(INVALID_PARAMS, "Invalid params", {"reason": str(exc)}) from None
 
@@ -145,7 +145,7 @@ class Peer:
             notifications: Synchronous handlers; unknown notifications are ignored.
             admit: Called with the method of every request; raises `RpcError` to refuse it.
         """
-        self._outbox = outbox
+        self.outbox = outbox
         self._tasks = tasks
         self._methods = methods
         self._notifications = notifications
@@ -275,19 +275,19 @@ class Peer:
     def send(self, message: bytes) -> None:
         """Send one encoded message behind all that was sent before. Never blocks."""
         if not self._is_closed:
-            self._outbox.send(message)
+            self.outbox.send(message)
 
     @property
     def is_congested(self) -> bool:
         """Whether the peer reads too slowly; see `drained`."""
-        return self._outbox.is_congested
+        return self.outbox.is_congested
 
     async def drained(self) -> None:
         """Wait until the peer has read most of what was sent, or is gone.
 
         Cancellation: safe. Concurrency: any number of tasks.
         """
-        await self._outbox.drained()
+        await self.outbox.drained()
 
     def notify(self, method: str, params: object) -> None:
         """Send a notification."""
@@ -363,6 +363,11 @@ class Peer:
             return
         pending.response = response
         pending.done.set()
+
+    @property
+    def n_in_flight(self) -> int:
+        """How many requests of the peer's are being served."""
+        return len(self._in_flight)
 
     async def answered(self) -> None:
         """Wait until every request that has come so far has its answer.
