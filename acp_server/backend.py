@@ -12,6 +12,7 @@ import anyio.lowlevel
 
 from acp_server import __version__
 from acp_server.config import Config, ConfigError, config_dir
+from acp_server.holders import Holders
 from acp_server.models import library_of, make_models, model_problem
 from agent_core.agent import Agent
 from agent_core.agent_files import AgentFiles
@@ -46,7 +47,8 @@ class Backend:
         self._config = config
         self.mcp_servers = McpServers(runtime, identity=("acp-agent", __version__))
         self._loading: dict[str, anyio.Lock] = {}
-        self._deleting: set[str] = set()
+        self._deleting: set[tuple[str, str]] = set()  # with whose it is
+        self.holders = Holders()
 
     @property
     def library(self) -> Library | None:
@@ -57,7 +59,9 @@ class Backend:
         """Return why the configured model cannot be used, in words, or `None`."""
         return model_problem(self._config)
 
-    async def agent_for(self, session_id: str, cwd: str, additional: tuple[str, ...] = ()) -> Agent:
+    async def agent_for(
+        self, session_id: str, cwd: str, additional: tuple[str, ...] = (), *, owner: str = ""
+    ) -> Agent:
         """Return the session's agent, loading the session unless it is loaded.
 
         Cancellation: safe. Concurrency: any number of tasks; a session is loaded once.
@@ -66,18 +70,22 @@ class Backend:
             session_id: Whose.
             cwd: The session's directory.
             additional: The further directories its tools may touch from now on.
+            owner: Whose it has to be.
 
         Raises:
-            SessionNotFound: There is no such session.
+            SessionNotFound: There is none, it is another's, or a subagent is at work in it.
             StoreError: It cannot be read.
             ValueError: `cwd` is not the session's directory.
         """
         lock = self._loading.setdefault(session_id, anyio.Lock())
         try:
             async with lock:
-                if session_id in self._deleting:
-                    raise SessionNotFound(session_id)
                 agent = self.runtime.agents.get(session_id)
+                is_anothers = agent is not None and agent.session.owner != owner
+                if is_anothers or (session_id, owner) in self._deleting:
+                    raise SessionNotFound(session_id)
+                if agent is not None and agent.parent is not None:
+                    raise SessionNotFound(session_id)
                 if agent is not None and agent.status == "disposed":
                     await agent.dispose()  # it was closed just now
                 elif agent is not None:
@@ -86,27 +94,31 @@ class Backend:
                         agent.roots = Roots(agent.session.cwd, additional)
                         return agent
                     await agent.dispose()
-                session = await Session.load(session_id, self.store)
+                session = await Session.load(session_id, self.store, owner=owner)
                 _check_place(session, cwd)
                 return self.runtime.adopt(session, additional=additional)
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._loading.pop(session_id, None)
 
-    async def fork(self, session_id: str, cwd: str, additional: tuple[str, ...]) -> Agent:
+    async def fork(
+        self, session_id: str, cwd: str, additional: tuple[str, ...], owner: str
+    ) -> Agent:
         """Make a session that begins with all of another one up to its last finished turn.
 
         Cancellation: safe; nothing is published. Concurrency: any number of tasks.
 
         Raises:
-            SessionNotFound: There is no such session.
+            SessionNotFound: `owner` has no such session.
             StoreError: It cannot be read, or the new one not be kept.
         """
-        if session_id in self._deleting:
+        if (session_id, owner) in self._deleting:
             raise SessionNotFound(session_id)
-        _header, events = await self.store.load(session_id)
+        header, events = await self.store.load(session_id)
+        if header.owner != owner:
+            raise SessionNotFound(session_id)
         ends = (at for at in range(len(events), 0, -1) if isinstance(events[at - 1].data, TurnEnd))
-        agent = await self.runtime.create(cwd, additional=additional)
+        agent = await self.runtime.create(cwd, additional=additional, owner=owner)
         try:
             await _copy(events[: next(ends, 0)], agent.session)
         except BaseException:  # half a fork is none, and nobody has its id
@@ -117,23 +129,30 @@ class Backend:
         return agent
 
     @contextmanager
-    def deleting(self, session_id: str) -> Generator[None, None, None]:
-        """In the block the session is being deleted, and nobody may open it any more."""
-        self._deleting.add(session_id)
+    def deleting(self, session_id: str, owner: str) -> Generator[None, None, None]:
+        """In the block the session is being deleted, and `owner` may open it no more."""
+        self._deleting.add((session_id, owner))
         try:
             yield
         finally:
-            self._deleting.discard(session_id)
+            self._deleting.discard((session_id, owner))
 
-    async def delete(self, session_id: str) -> None:
+    async def delete(self, session_id: str, owner: str) -> None:
         """Dispose the session's agent, if there is one, and forget the session for good.
+
+        Another's session is as unknown as one that is not there.
 
         Cancellation: safe. Concurrency: any number of tasks. Unknown ids are fine.
 
         Raises:
-            StoreError: It could not be deleted.
+            StoreError: It could not be deleted, or a subagent is at work in it.
         """
+        with suppress(SessionNotFound):
+            if (await self.store.header(session_id)).owner != owner:
+                return
         agent = self.runtime.agents.get(session_id)
+        if agent is not None and agent.parent is not None:
+            raise StoreError("A subagent is at work in this session.")
         if agent is not None:
             await agent.dispose()
         await self.store.delete(session_id)

@@ -22,6 +22,7 @@ class Features(Struct, frozen=True):
         opens_urls: ``elicitation/create`` with a URL.
         knows_compaction: Compaction updates.
         knows_notices: Notice updates.
+        shows_subagents: The sessions of subagents.
         runs_logins: Authentication methods of the type ``terminal``.
     """
 
@@ -32,6 +33,7 @@ class Features(Struct, frozen=True):
     opens_urls: bool = False
     knows_compaction: bool = False
     knows_notices: bool = False
+    shows_subagents: bool = False
     runs_logins: bool = False
 
 
@@ -49,6 +51,7 @@ def features_of(capabilities: bytes) -> Features:
         opens_urls=isinstance(_at(offered, "elicitation", "url"), Mapping),
         knows_compaction=isinstance(_at(offered, "session", "compaction"), Mapping),
         knows_notices=isinstance(_at(offered, "session", "notices"), Mapping),
+        shows_subagents=isinstance(_at(offered, "subagents"), Mapping),
         runs_logins=_at(offered, "auth", "terminal") is True,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,8 +29,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.run is None:
         _parser().print_help()
         return 0
-    code: int = options.run(options)
+    try:
+        if argv is None and options.run is not _run_serve:  # a caller's logs are its own
+            _log_errors_only()
+        code: int = options.run(options)
+    except KeyboardInterrupt:
+        return 130
     return code
+
+
+def _log_errors_only() -> None:
+    """Print no record but errors: what went wrong is told in words, and stdout may be JSON."""
+    from agent_core.logs import before_first_record
+
+    before_first_record(lambda: _log_to_stderr("error"), threshold=40)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,8 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         parents=[configured],
-        help="serve an ACP client on standard input and output",
-        description="Serve an ACP client on standard input and output. Editors start this.",
+        help="serve an ACP client on standard input and output, or many on the network",
+        description="Serve an ACP client on standard input and output. Editors start this."
+        " With --listen, serve any number of clients by WebSocket and HTTP instead.",
     )
     serve.add_argument("--log-file", metavar="FILE", help="write logs here, not to stderr")
     serve.add_argument(
@@ -81,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--shutdown-grace", type=float, default=10.0, metavar="S", help="seconds to stop in"
     )
+    _add_network_options(serve)
     # A client appends this to what it starts, in a terminal, to have a person log in.
     serve.add_argument("login", nargs="?", choices=("login",), help=argparse.SUPPRESS)
     serve.set_defaults(run=_run_serve)
@@ -93,6 +107,17 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: acp-agent chat -- some-other-agent --acp",
     )
     chat.add_argument("--cwd", metavar="DIR", help="the session's directory; default: this one")
+    before = chat.add_mutually_exclusive_group()
+    before.add_argument(
+        "--resume", metavar="ID", help="go on with this session; the beginning of its id is enough"
+    )
+    before.add_argument(
+        "--continue",
+        dest="resume",
+        action="store_const",
+        const="",
+        help="go on with the latest session of the directory",
+    )
     chat.add_argument("--yes", action="store_true", help="allow everything the agent asks for")
     chat.add_argument("agent", nargs="*", metavar="AGENT", help="after --: the agent's command")
     chat.set_defaults(run=_run_chat)
@@ -117,6 +142,42 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_network_options(serve: argparse.ArgumentParser) -> None:
+    network = serve.add_argument_group("network")
+    network.add_argument("--listen", metavar="HOST:PORT", help="serve clients there")
+    network.add_argument(
+        "--token-file", metavar="FILE", help="NAME:TOKEN lines; or set ACP_AGENT_TOKEN"
+    )
+    network.add_argument("--root", metavar="DIR", help="sessions may be opened in there only")
+    network.add_argument(
+        "--origin",
+        dest="origins",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of https://HOST connect; may be given again",
+    )
+    network.add_argument(
+        "--host",
+        dest="hosts",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name the server is looked up by; may be given again",
+    )
+    network.add_argument(
+        "--on-disconnect",
+        choices=("cancel", "keep"),
+        default="cancel",
+        help="what becomes of a turn whose client is lost; default cancel",
+    )
+    network.add_argument("--tls-cert", metavar="FILE", help="certificate chain, PEM")
+    network.add_argument("--tls-key", metavar="FILE", help="its key, unless it is in the same file")
+    network.add_argument(
+        "--drain", type=float, default=0.0, metavar="S", help="seconds for running turns at the end"
+    )
+
+
 def configuration_flags(options: argparse.Namespace) -> dict[str, Any]:
     """Return the configuration's flags as `load_config` takes them."""
     names = (
@@ -137,12 +198,40 @@ def _run_serve(options: argparse.Namespace) -> int:
         from acp_server.cli_login import run_login
 
         return run_login(configuration_flags(options))
+    if options.listen is not None:
+        return _serve_network(options)
     return _serve(
         configuration_flags(options),
         level=options.log_level,
         log_file=options.log_file,
         grace_s=options.shutdown_grace,
     )
+
+
+def _serve_network(options: argparse.Namespace) -> int:
+    from acp_server.network.serve import NetworkOptions, parse_address, serve_network
+
+    try:
+        host, port = parse_address(options.listen)
+    except ValueError as exc:
+        sys.stderr.write(f"acp-agent: --listen: {exc}\n")
+        return 2
+    network = NetworkOptions(
+        host,
+        port,
+        token_file=options.token_file,
+        root=options.root,
+        origins=tuple(options.origins),
+        hosts=tuple(options.hosts),
+        keeps=options.on_disconnect == "keep",
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        drain_s=options.drain,
+    )
+    configure = _configuring(
+        configuration_flags(options), level=options.log_level, log_file=options.log_file
+    )
+    return serve_network(configure, network, grace_s=options.shutdown_grace)
 
 
 def _serve(flags: dict[str, Any], *, level: str, log_file: str | None, grace_s: float) -> int:
@@ -156,6 +245,11 @@ def _serve(flags: dict[str, Any], *, level: str, log_file: str | None, grace_s: 
             "To talk to it yourself, run `acp-agent chat`. To leave, press Ctrl-D.\n"
         )
 
+    configure = _configuring(flags, level=level, log_file=log_file)
+    return serve_stdio(configure, grace_s=grace_s)
+
+
+def _configuring(flags: dict[str, Any], *, level: str, log_file: str | None) -> Callable[[], Any]:
     def configure() -> Any:
         from acp_server.config import ConfigError, load_config
         from acp_server.logs import set_up_logs
@@ -171,7 +265,7 @@ def _serve(flags: dict[str, Any], *, level: str, log_file: str | None, grace_s: 
         hide_variables(config)
         return config
 
-    return serve_stdio(configure, grace_s=grace_s)
+    return configure
 
 
 def _log_to_stderr(level: str) -> None:
@@ -183,7 +277,11 @@ def _log_to_stderr(level: str) -> None:
 def _run_chat(options: argparse.Namespace) -> int:
     from acp_server.chat.app import run_chat
 
-    cwd = os.path.abspath(options.cwd or os.getcwd())
+    try:
+        cwd = os.path.abspath(options.cwd or os.getcwd())
+    except FileNotFoundError:
+        sys.stderr.write("acp-agent: the current directory is not there any more\n")
+        return 2
     if not os.path.isdir(cwd):
         sys.stderr.write(f"acp-agent: {cwd} is not a directory\n")
         return 2
@@ -195,6 +293,7 @@ def _run_chat(options: argparse.Namespace) -> int:
         cwd=cwd,
         mode=options.mode if options.agent else None,  # our own agent starts in it
         permissions="allow" if options.yes else "reject",
+        resume=options.resume,
     )
 
 

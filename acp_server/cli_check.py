@@ -35,7 +35,8 @@ def run_check(flags: Mapping[str, Any], *, online: bool = False, as_json: bool =
     """Look at everything and print it.
 
     With `as_json` that is one object, ``{"ok": …, "findings": [{"name", "state", "text"}, …]}``.
-    The names are ``version``, ``configuration``, ``model``, ``model NAME`` for each further one,
+    The names are ``version``, ``configuration``, ``stored keys`` if they cannot be used, ``model``,
+    ``model NAME`` for each further one,
     ``mode``, ``limits``, ``plugins`` if there are any, ``subagent NAME`` for each of another agent,
     ``sessions``, ``shell``, ``sandbox``, and
     ``request`` if one was sent. Behind a ``configuration`` that failed only ``version`` is there.
@@ -82,6 +83,7 @@ def _findings(flags: Mapping[str, Any], *, online: bool) -> Iterator[Finding]:
     yield Finding(
         "configuration", "ok", f"{config.file}{'' if is_read else ', which sets nothing'}"
     )
+    yield from _stored_keys()
     model = _model(config)
     yield model
     for name in config.models:
@@ -94,6 +96,15 @@ def _findings(flags: Mapping[str, Any], *, online: bool) -> Iterator[Finding]:
     yield _sandbox()
     if online and model.state != "failed":
         yield _request(config)
+
+
+def _stored_keys() -> Iterator[Finding]:
+    from acp_server.stored_keys import KeysUnusable, stored_keys
+
+    try:
+        stored_keys()
+    except KeysUnusable as exc:
+        yield Finding("stored keys", "warning", str(exc))
 
 
 # --- models ----------------------------------------------------------------------------------
@@ -236,15 +247,11 @@ def _store(config: Config) -> Finding:
 def _shell() -> Finding:
     if not os.access("/bin/sh", os.X_OK):
         return Finding("shell", "failed", "/bin/sh cannot be run")
-    return Finding("shell", "ok", "/bin/sh; commands run with your rights")
+    return Finding("shell", "ok", "/bin/sh")
 
 
 def _sandbox() -> Finding:
-    import shutil
-
-    place = shutil.which("bwrap")
-    there_is = f"bubblewrap is at {place}" if place else "bubblewrap is not installed"
-    return Finding("sandbox", "ok", f"none is used; {there_is}")
+    return Finding("sandbox", "ok", "commands run with your rights; there is no sandbox")
 
 
 # --- a request -------------------------------------------------------------------------------

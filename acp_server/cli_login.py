@@ -97,9 +97,21 @@ def _logout(options: argparse.Namespace) -> int:
         forgotten = forget_keys(options.provider)
     except KeysUnusable as exc:
         return _failed(str(exc), 1)
+    if options.provider is not None and not forgotten:
+        kept = ", ".join(sorted(_stored())) or "none"
+        return _failed(f"no key of {options.provider!r} is stored; stored keys: {kept}", 1)
     whose = ", ".join(forgotten)
     sys.stdout.write(f"The key of {whose} is forgotten.\n" if forgotten else "No key was stored.\n")
     return 0
+
+
+def _stored() -> list[str]:
+    from acp_server.stored_keys import KeysUnusable, stored_keys
+
+    try:
+        return list(stored_keys())
+    except KeysUnusable:
+        return []
 
 
 def _configured_provider(config: Config) -> str:
@@ -115,7 +127,7 @@ def _checked_provider(config: Config, provider: str) -> str:
 
     there_are = _providers(config)
     if provider not in there_are:
-        problem = f"no provider {provider!r}" if provider else "which provider?"
+        problem = f"no provider {provider!r}" if provider else "name a provider"
         raise ConfigError(f"{problem}; there are {', '.join(there_are)}")
     return provider
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
     from agent_core.sessions.sqlite import SqliteStore
 
 __all__ = ["add_sessions_command"]
+
+_NO_SESSIONS: Final = "No sessions yet."
 
 
 def add_sessions_command(commands: Any, configured: argparse.ArgumentParser) -> None:
@@ -26,7 +30,7 @@ def add_sessions_command(commands: Any, configured: argparse.ArgumentParser) -> 
 
     listing = verbs.add_parser("list", parents=[configured], help="the latest sessions")
     listing.add_argument("--cwd", metavar="DIR", help="only those of this directory")
-    listing.add_argument("-n", type=int, default=20, metavar="N", help="at most N; default 20")
+    listing.add_argument("-n", type=_count, default=20, metavar="N", help="at most N; default 20")
     listing.set_defaults(run=lambda options: _run(options, _list))
 
     for name, text, act in (
@@ -37,6 +41,14 @@ def add_sessions_command(commands: Any, configured: argparse.ArgumentParser) -> 
         verb = verbs.add_parser(name, parents=[configured], help=text, description=text)
         verb.add_argument("id", help="the session's id, or enough of its beginning")
         verb.set_defaults(run=lambda options, act=act: _run(options, act))
+
+
+def _count(text: str) -> int:
+    import argparse
+
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return int(text)
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
@@ -56,34 +68,52 @@ def _run(
     from agent_core.sessions.sqlite import SqliteStore
 
     async def run() -> int:
-        store = SqliteStore(load_config(configuration_flags(options)).sessions_path)
+        path = load_config(configuration_flags(options)).sessions_path
+        if act is _list and _is_missing(path):  # a look makes no file
+            _print(_NO_SESSIONS)
+            return 0
+        store = SqliteStore(path)
         try:
             return await act(store, options)
         finally:
             await store.aclose()
 
     try:
-        return anyio.run(run)
+        code = anyio.run(run)
+        sys.stdout.flush()
+        return code
     except ConfigError as exc:
         return _complain(str(exc), 2)
     except StoreError as exc:
         return _complain(str(exc), 1)
-    except BrokenPipeError:  # `acp-agent sessions show … | head`
-        sys.stdout = sys.stderr  # or Python complains about it once more at exit
-        return 0
+    except OSError as exc:
+        # What is left to be flushed at exit must not fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(exc, BrokenPipeError):  # `acp-agent sessions show … | head`
+            return 0
+        return _complain(f"standard output: {exc.strerror}", 1)
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass  # the store says it better
+    return False
 
 
 async def _list(store: SqliteStore, options: argparse.Namespace) -> int:
-    import os
     from datetime import datetime
 
     cwd = os.path.abspath(options.cwd) if options.cwd else None  # noqa: ASYNC240
-    page = await store.list_sessions(cwd=cwd, limit=max(1, options.n))
+    page = await store.list_sessions(cwd=cwd, limit=options.n)
     for header in page.sessions:
         when = datetime.fromtimestamp(header.updated_ms / 1000).strftime("%Y-%m-%d %H:%M")
         _print(f"{header.id}  {when}  {header.cwd}  {_printable(header.title or '')}")
     if not page.sessions:
-        _print("No sessions yet.")
+        _print(_NO_SESSIONS)
     return 0
 
 

@@ -124,6 +124,7 @@ class AgentConnection:
         self._writing = anyio.CancelScope()
         self._stdout_closed, self._stderr_closed = anyio.Event(), anyio.Event()
         self._exited = anyio.Event()
+        self._failures: ExceptionGroup | None = None
 
     @property
     def pid(self) -> int:
@@ -178,6 +179,10 @@ class AgentConnection:
         """Send nothing more, and wait for no answer. What was sent is still delivered."""
         self._peer.close()
 
+    def terminate(self) -> None:
+        """Tell its process group to end, without a wait: for who cannot stay until it has."""
+        self._signal_group(signal.SIGTERM)
+
     def why_gone(self) -> AgentGone:
         """Say how the agent ended; meant for after `ended`."""
         code = self._process.returncode
@@ -192,8 +197,22 @@ class AgentConnection:
     async def _run(self) -> None:
         with self._running:
             async with anyio.create_task_group() as tasks:
-                for work in (self._write, self._read_stdout, self._read_stderr, self._watch_exit):
+                tasks.start_soon(self._use_streams)
+                tasks.start_soon(self._watch_exit)
+        if self._failures is not None:
+            raise self._failures
+
+    async def _use_streams(self) -> None:
+        # What fails here must not take the watch over the process along: `_end` waits for that.
+        try:
+            async with anyio.create_task_group() as tasks:
+                for work in (self._write, self._read_stdout, self._read_stderr):
                     tasks.start_soon(work)
+        except ExceptionGroup as failures:
+            self._failures = failures
+            self._stdout_closed.set()
+            self._stderr_closed.set()
+            self._settle()
 
     async def _write(self) -> None:
         # Whoever waits for an answer hears of a lost agent from `ended`, with the exit code.

@@ -23,6 +23,7 @@ from acp_server.config_tables import (
     WORDS,
     ModelConfig,
     Name,
+    NetworkConfig,
     ProviderConfig,
     SubagentConfig,
     SubagentName,
@@ -33,6 +34,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "ModelConfig",
+    "NetworkConfig",
     "ProviderConfig",
     "SubagentConfig",
     "Target",
@@ -79,6 +81,7 @@ class _Options(Struct, frozen=True, forbid_unknown_fields=True):
     providers: dict[Name, ProviderConfig] = {}
     models: dict[Name, ModelConfig] = {}
     subagents: dict[SubagentName, SubagentConfig] = {}
+    network: NetworkConfig = NetworkConfig()
 
 
 class Config(_Options, frozen=True):
@@ -95,6 +98,7 @@ class Config(_Options, frozen=True):
         providers: Providers by name: known ones set up otherwise, and further ones.
         models: Models by a name of one's own; a session may choose any of them.
         subagents: Other agents by name, for models to give work to.
+        network: Who may reach ``serve --listen``, and how much one client may take.
         file: The configuration file, which need not be there, as people write it.
         sources: Where values came from, by their path in the file (``providers.openai.key``): a
             flag, a variable or the file. What is not in it is a default.

@@ -13,6 +13,7 @@ __all__ = [
     "WORDS",
     "ModelConfig",
     "Name",
+    "NetworkConfig",
     "Permissions",
     "ProviderConfig",
     "SubagentConfig",
@@ -108,3 +109,36 @@ class SubagentConfig(Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[Annotated[str, Meta(pattern=_VARIABLE)], str] = {}
     cwd: Annotated[str, Meta(pattern=_ABSOLUTE)] | None = None
     permissions: Permissions = "ask"
+
+
+class NetworkConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The table ``[network]``: who may reach ``serve --listen``, and how much one client may take.
+
+    Attributes:
+        origins: Origins, such as ``https://editor.example``, of pages that may connect.
+        hosts: The only names the server may be looked up by; by default any, and on loopback those
+            of this computer.
+        max_message_bytes: Of one message that comes in.
+        max_unread_bytes: Of output that a client has not read; it is disconnected above.
+        max_connections: Of all clients.
+        max_sessions: Open on one connection.
+        max_prompts: Unanswered ones of one session.
+        max_requests: Served at once on one connection.
+        idle_s: How long a client with nothing going may say nothing; 0 for any time.
+        keep_s: How long a turn may go on without its client, with ``--on-disconnect keep``.
+        absent_s: How long a client by HTTP may say nothing while it reads no stream.
+        ping_s: Between two pings; who answers none for twice as long is gone.
+    """
+
+    origins: tuple[_Text, ...] = ()
+    hosts: tuple[_Text, ...] = ()
+    max_message_bytes: _Positive = 64 * 1024 * 1024
+    max_unread_bytes: _Positive = 64 * 1024 * 1024
+    max_connections: _Positive = 2000
+    max_sessions: _Positive = 100
+    max_prompts: _Positive = 64
+    max_requests: _Positive = 256
+    idle_s: Annotated[float, Meta(ge=0)] = 0.0
+    keep_s: Annotated[float, Meta(ge=0)] = 3600.0
+    absent_s: Annotated[float, Meta(gt=0)] = 30.0
+    ping_s: Annotated[float, Meta(gt=0)] = 20.0

@@ -24,6 +24,7 @@ from acp_server.errors import (
     RpcError,
     unknown_session,
 )
+from acp_server.guest import LOCAL, Guest
 from acp_server.methods import methods_of
 from acp_server.methods.auth import auth_methods
 from acp_server.peer import InFlight, Method, Outbox, Peer, ready
@@ -50,9 +51,11 @@ class Connection:
         peer: The client.
         features: What it offered.
         sessions: Those the client may name: made, loaded or being loaded here, and not closed.
+        guest: Who the client is, and what it may do.
     """
 
-    def __init__(self, outbox: Outbox, tasks: TaskGroup) -> None:
+    def __init__(self, outbox: Outbox, tasks: TaskGroup, guest: Guest = LOCAL) -> None:
+        self.guest = guest
         self.is_initialized = False
         self._initialized: list[Callable[[], None]] = []
         self.peer = Peer(
@@ -111,6 +114,7 @@ class Connection:
             raise RpcError(INVALID_REQUEST, "The first request must be initialize")
         else:
             self._is_in_use = True
+            self.guest.admit(method)
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -122,8 +126,17 @@ class Connection:
             raise RpcError(INVALID_PARAMS, "Invalid params", {"reason": reason})
         self.is_initialized = True
         self.features = features_of(params.client_capabilities)
+        if self.guest.is_remote:  # there is no terminal of this machine to log in at
+            self.features = msgspec.structs.replace(self.features, runs_logins=False)
         in_flight.after += self._initialized
-        return ready(_INITIALIZE_RESULT | {"authMethods": auth_methods(self.features)})
+        return ready(self._introduction())
+
+    def _introduction(self) -> dict[str, Any]:
+        methods = auth_methods(self.features)
+        result = _INITIALIZE_RESULT | {"authMethods": methods}
+        if self.guest.is_remote:  # to log out is the whole machine's matter
+            result["agentCapabilities"] = {**_CAPABILITIES, "auth": {}}
+        return result
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -134,7 +147,7 @@ class Connection:
             RpcError: There is none; ``data.sessionId`` says which.
         """
         session = self.sessions.get(session_id)
-        if session is None:
+        if session is None or session.is_handed_over:
             raise unknown_session(session_id)
         return session
 
@@ -143,7 +156,7 @@ class Connection:
         from acp_server.session import ClientSession
 
         session = self.sessions.get(session_id)
-        if session is None:
+        if session is None or session.is_handed_over:
             session = ClientSession(session_id, self.peer, self.features)
             self.sessions[session_id] = session
         return session
@@ -152,6 +165,38 @@ class Connection:
         """Let the client name a session no more."""
         if self.sessions.get(session.id) is session:
             del self.sessions[session.id]
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def lose(self, *, keeps: bool) -> None:
+        """The client is gone: stop what it had going, or let that finish. Nothing is answered.
+
+        Args:
+            keeps: Whether turns that run go on without it.
+        """
+        for session in self.sessions.values():
+            if session.is_handed_over:
+                session.detach()
+                continue
+            if keeps:
+                session.note_unseen()
+            if keeps and session.agent is not None and session.agent.status == "running":
+                session.leave_behind()
+            else:
+                session.close()
+        self.peer.close()
+
+    async def ended(self, keep_s: float) -> None:
+        """Wait until nothing is left of a client that was lost, and let go of its agents.
+
+        Cancellation: the agents stay as they are. Concurrency: once, behind `lose`.
+
+        Args:
+            keep_s: How long a turn may go on without a client.
+        """
+        async with anyio.create_task_group() as tasks:
+            for session in tuple(self.sessions.values()):
+                tasks.start_soon(session.ended, keep_s)
 
     def _cancel(self, raw: bytes | None) -> None:
         try:
@@ -162,24 +207,28 @@ class Connection:
         session = self.sessions.get(session_id)
         if session is not None:
             session.cancel()
+        else:
+            for each in self.sessions.values():
+                each.subagents.cancel(session_id)
 
 
-_INITIALIZE_RESULT: Final = {
-    "protocolVersion": PROTOCOL_VERSION,
-    "agentCapabilities": {
-        "auth": {"logout": {}},
-        "loadSession": True,
-        "mcpCapabilities": {"http": True, "sse": True},
-        "promptCapabilities": {"image": True, "embeddedContext": True},
-        "sessionCapabilities": {
-            "additionalDirectories": {},
-            "close": {},
-            "delete": {},
-            "fork": {},
-            "list": {},
-            "resume": {},
-        },
-        "_meta": {STEER_KEY: True},
+_CAPABILITIES: Final[dict[str, Any]] = {
+    "auth": {"logout": {}},
+    "loadSession": True,
+    "mcpCapabilities": {"http": True, "sse": True},
+    "promptCapabilities": {"image": True, "embeddedContext": True},
+    "sessionCapabilities": {
+        "additionalDirectories": {},
+        "close": {},
+        "delete": {},
+        "fork": {},
+        "list": {},
+        "resume": {},
     },
+    "_meta": {STEER_KEY: True},
+}
+_INITIALIZE_RESULT: Final[dict[str, Any]] = {
+    "protocolVersion": PROTOCOL_VERSION,
+    "agentCapabilities": _CAPABILITIES,
     "agentInfo": {"name": "acp-agent", "title": "acp-agent", "version": __version__},
 }

@@ -52,12 +52,13 @@ class RpcError(Exception):
 
 
 class RemoteError(Exception):
-    """The peer answered a request of ours with an error."""
+    """The peer answered a request of ours with an error; `reason` is from its data, or empty."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, reason: str = "") -> None:
         super().__init__(f"{message} ({code})")
         self.code = code
         self.message = message
+        self.reason = reason
 
 
 class PeerClosed(Exception):

@@ -76,6 +76,7 @@ class _Envelope(Struct):
 class _Error(Struct):
     code: int = 0
     message: str = ""
+    data: Any = None
 
 
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
@@ -101,13 +102,14 @@ def parse(line: bytes) -> Message | None:
         return _parse_slowly(line)
 
 
-def error_of(response: Response) -> tuple[int, str]:
-    """Return code and message of an error response, whatever its shape."""
+def error_of(response: Response) -> tuple[int, str, str]:
+    """Return code, message and, if it says so, reason of an error response of any shape."""
     try:
         error = msgspec.json.decode(response.error or b"{}", type=_Error)
     except msgspec.MsgspecError:
-        return 0, "malformed error"
-    return error.code, error.message
+        return 0, "malformed error", ""
+    reason = error.data.get("reason") if isinstance(error.data, dict) else None
+    return error.code, error.message, reason if isinstance(reason, str) else ""
 
 
 def _classify(envelope: _Envelope) -> Message:

@@ -27,7 +27,7 @@ from agent_core.models.sdk import Library
 __all__ = ["ModelMaker", "hide_variables", "library_of", "make_models", "model_problem"]
 
 # The SDKs read these by themselves too, and nothing of ours needs them.
-_FURTHER_SECRETS: Final = ("OPENAI_ADMIN_KEY", "OPENAI_WEBHOOK_SECRET")
+_FURTHER_SECRETS: Final = ("ACP_AGENT_TOKEN", "OPENAI_ADMIN_KEY", "OPENAI_WEBHOOK_SECRET")
 
 _PR_SET_DUMPABLE: Final = 4  # of prctl(2)
 

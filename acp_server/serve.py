@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -24,7 +24,7 @@ from acp_server.transports.stdio import FdOutbox, claim_stdio, read_lines
 if TYPE_CHECKING:
     from acp_server.config import Config
 
-__all__ = ["serve_stdio"]
+__all__ = ["Grace", "hear_signals", "serve_stdio"]
 
 LAST_WORDS_S: Final = 1.0
 """How long a client that does not read may hold up our exit."""
@@ -48,7 +48,7 @@ def serve_stdio(configure: Callable[[], Config], *, grace_s: float) -> int:
 
 
 async def _serve(reads: int, writes: int, configure: Callable[[], Config], grace_s: float) -> None:
-    begun, over, grace = anyio.Event(), anyio.Event(), _Grace(grace_s)
+    begun, over, grace = anyio.Event(), anyio.Event(), Grace(grace_s)
     async with anyio.create_task_group() as tasks:
         outbox = FdOutbox(writes)
         connection = Connection(outbox, tasks)
@@ -64,7 +64,7 @@ async def _serve(reads: int, writes: int, configure: Callable[[], Config], grace
 
         connection.on_initialized(begun.set)
         tasks.start_soon(outbox.run, end, name="write")
-        _hear_signals(end, grace)
+        hear_signals(end, grace)
         tasks.start_soon(read, name="read")
         await begun.wait()
         if connection.is_initialized:
@@ -99,7 +99,7 @@ async def _run_agents(
         await over.wait()
 
 
-class _Grace:
+class Grace:
     """The time that what is running has to stop in, from the first call of `begin` on.
 
     A thread counts it, because what does not stop may be holding the event loop.
@@ -111,15 +111,21 @@ class _Grace:
         self._has_begun = False
 
     def begin(self) -> None:
+        """Start to count. Idempotent."""
         if not self._has_begun:
             self._has_begun = True
             self._timer.start()
 
     def cancel(self) -> None:
+        """Count no more."""
         self._timer.cancel()
 
 
-def _hear_signals(end: Callable[[], None], grace: _Grace) -> None:
+def hear_signals(
+    end: Callable[[], None],
+    grace: Grace,
+    numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
+) -> None:
     """Let the first signal `end` everything, and the second end the process at once.
 
     Plain handlers, not the event loop's: they are heard also while something holds the loop.
@@ -135,7 +141,7 @@ def _hear_signals(end: Callable[[], None], grace: _Grace) -> None:
         grace.begin()
         loop.call_soon_threadsafe(end)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in numbers:
         signal.signal(number, hear)
 
 

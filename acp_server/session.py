@@ -26,12 +26,16 @@ from acp_server.errors import (
     RESOURCE_NOT_FOUND,
     RpcError,
 )
+from acp_server.holders import Holders
 from acp_server.mcp_servers import SessionServers
 from acp_server.peer import Peer
 from acp_server.permission import ask_permission
+from acp_server.session_peer import SessionPeer
 from acp_server.spending import Spending
+from acp_server.subagent_sessions import SubagentSessions
 from acp_server.updates import announced, asked_call, iso_time, updates_for
 from agent_core.agent import Agent
+from agent_core.background import BackgroundChild
 from agent_core.cancellation import AbortSignal
 from agent_core.content import Block
 from agent_core.errors import AgentError, QueueFull, SessionNotFound
@@ -51,12 +55,15 @@ from agent_core.events import (
     UserMessage,
 )
 from agent_core.inbox import MAX_QUEUED, Prompt
+from agent_core.logs import get_logger
 from agent_core.loop import Allow, Refuse
 from agent_core.models.adapter import ModelEvent, ModelRequest
 from agent_core.permissions import Approval
 from agent_core.tools.pipeline import ToolExecution
 
 __all__ = ["ClientSession"]
+
+log = get_logger(__name__)
 
 REPLAY_BATCH: Final = 200
 """Events replayed between two looks at everything else the process has to do."""
@@ -69,7 +76,8 @@ class ClientSession:
         self.id = session_id
         self.agent: Agent | None = None
         self.commands: SessionCommands | None = None  # its agent's
-        self._peer = peer
+        self._peer = peer = SessionPeer(peer, session_id)
+        self.holders: Holders | None = None  # once it is, or was, one of them
         self._waiting: list[tuple[Prompt, bool]] = []  # for an agent, with: is it steering
         self._loads = 0
         self._has_agent = anyio.Event()  # or will never have one
@@ -85,6 +93,9 @@ class ClientSession:
         self._told_title: str | None = None
         self._terminals = TerminalsSeen(self._when_all_shown)
         self.servers = SessionServers(session_id, peer, features)
+        self.subagents = SubagentSessions(
+            peer, features, self._at_the_clients_pace, lambda: self._replays > 0
+        )
         self._detach: list[Callable[[], None]] = []
         self.is_closed = False
 
@@ -102,6 +113,8 @@ class ClientSession:
             agent.hooks.on("agent/prompt-submit", self.commands.submit),
             agent.hooks.on("approval/request", self._ask),
             agent.hooks.on("llm/stream", self._at_the_clients_pace),
+            self.subagents.follow(agent),
+            agent.background.on_slow(self._show_slow),
             lend_files(agent, self.id, self._peer, self._features),
             lend_terminals(agent, self.id, self._peer, self._features, self._terminals),
             lend_person(agent, self.id, self._peer, self._features, self._when_all_shown),
@@ -115,6 +128,70 @@ class ClientSession:
         """Let go of the agent: nothing of it is shown here any more."""
         while self._detach:
             self._detach.pop()()
+        if self.holders is not None:
+            self.holders.leave(self)
+
+    # --- the client comes and goes -----------------------------------------------------------
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether the session is another client's by now. What was prompted here is answered."""
+        return self._peer.is_released
+
+    def hand_over(self) -> None:
+        """Let another client have the agent. Questions to this one's person are withdrawn."""
+        self._peer.release()
+        observe_spending = None if self.agent is None else self._count_spending(self.agent)
+        self.detach()
+        if observe_spending is not None:
+            self._detach.append(observe_spending)
+
+    def note_unseen(self) -> None:
+        """Remember for whoever resumes the session what this client was not sent."""
+        if self.agent is not None and self.holders is not None:
+            n_events = len(self.agent.session.events)
+            self.holders.note_unseen(self.id, self._peer.first_unsent(n_events))
+
+    def leave_behind(self) -> None:
+        """Go on without a client: the turn finishes, questions wait for whoever comes next."""
+        self._peer.release()
+
+    async def ended(self, keep_s: float) -> None:
+        """Let go of the agent of a client that was lost, when it has finished.
+
+        Cancellation: the agent stays. Concurrency: once, behind `close` or `leave_behind`.
+
+        Args:
+            keep_s: How long what was left behind may take.
+        """
+        if self.agent is None or self.holders is None or not self.holders.holds(self):
+            return
+        if not self.is_closed:
+            with anyio.move_on_after(keep_s):
+                await self._idle_or_taken(self.agent)
+            if not self.holders.holds(self):
+                return
+            self.close()
+            log.info("kept_session_let_go", session_id=self.id)
+        await self.agent.dispose()
+        await self.servers.ended()
+        self.detach()
+
+    async def _idle_or_taken(self, agent: Agent) -> None:
+        holders = self.holders
+        assert holders is not None
+        async with anyio.create_task_group() as tasks:
+
+            async def taken() -> None:
+                await holders.other_than(self)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(taken)
+            await agent.when_idle()
+            tasks.cancel_scope.cancel()
+
+    def _count_spending(self, agent: Agent) -> Callable[[], None]:
+        return agent.session.observe(lambda event: self._spending.count(event.data))
 
     def begin_load(self) -> None:
         """A request wants the session loaded; there may be several at once."""
@@ -260,13 +337,21 @@ class ClientSession:
 
     # --- updates -----------------------------------------------------------------------------
 
-    async def replay(self) -> None:
-        """Show the whole log; what happens meanwhile is shown behind it, once.
+    @property
+    def n_unanswered(self) -> int:
+        """How many prompts of this client have no answer yet."""
+        return sum(not answered.is_set() for _prompt, _before, answered in self._unanswered)
+
+    async def replay(self, first: int = 0) -> None:
+        """Show the log; what happens meanwhile is shown behind it, once.
 
         Cancellation: safe. Concurrency: any number of tasks.
+
+        Args:
+            first: The event to begin with.
         """
         assert self.agent is not None
-        events, shown = self.agent.session.events, 0
+        events, shown = self.agent.session.events, first
         self._told_title = None
         n_old = len(events)
         self._replays += 1
@@ -305,7 +390,7 @@ class ClientSession:
             knows_compaction=self._features.knows_compaction,
             terminals=() if is_replay else self._terminals.ids,
         ):
-            self._peer.send(wire.encode_update(self.id, update))
+            self._peer.send(wire.encode_update(self.id, self.subagents.linked(self.id, update)))
         if self.agent is None:
             return
         if isinstance(event.data, _OPTION_CHANGES) and not is_replay:
@@ -316,6 +401,18 @@ class ClientSession:
             self._told_title = title
             info = wire.SessionInfoUpdate(title, iso_time(event.time_ms))
             self._peer.send(wire.encode_update(self.id, info))
+        self._peer.mark(event.seq)
+
+    def _show_slow(self, child: BackgroundChild) -> None:
+        """Show that one in the background was told to stop and has not, as a call of its own."""
+        call_id = f"stopping-{child.name}"
+        update: wire.Update = wire.ToolCallUpdate(
+            call_id, status="completed", title=f"{child.name} has stopped"
+        )
+        if child.result is None:
+            title = f"Waiting for {child.name} to stop"
+            update = wire.ToolCallStart(call_id, title, "in_progress", "other", "agents")
+        self._peer.send(wire.encode_update(self.id, update))
 
     async def _at_the_clients_pace(
         self,
@@ -338,7 +435,21 @@ class ClientSession:
     # --- questions ---------------------------------------------------------------------------
 
     async def _ask(self, execution: ToolExecution, _next: object) -> Approval:
-        """Ask the client's person, for this agent or a subagent below it."""
+        """Ask the client's person, for this agent or a subagent below it.
+
+        A question that this client cannot answer any more, because it was lost or has handed the
+        session over, is asked of the next one.
+        """
+        approval = Approval.UNAVAILABLE
+        if not self._peer.is_released:
+            approval = await self._ask_client(execution)
+        if not self._peer.is_released or self.holders is None:
+            return approval
+        async with execution.signal.scope():
+            holder = await self.holders.other_than(self)
+        return await holder._ask(execution, _next)
+
+    async def _ask_client(self, execution: ToolExecution) -> Approval:
         async with execution.signal.scope():
             await self._when_all_shown()  # the call is announced before it is asked about
         call = asked_call(execution)

@@ -107,10 +107,12 @@ def _forget_all(folder: int) -> list[str]:
 
 
 def _make_folder() -> None:
-    with _as_unusable():
+    try:
         config_dir().parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(config_dir(), 0o700)
+    except OSError as exc:  # also a missing parent: /proc/nohome is such a home
+        raise KeysUnusable(f"{config_dir()} cannot be made: {exc.strerror}") from None
 
 
 @contextmanager

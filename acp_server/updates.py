@@ -49,7 +49,7 @@ from agent_core.events import (
 )
 from agent_core.tools.pipeline import ToolExecution
 
-__all__ = ["announced", "asked_call", "iso_time", "updates_for"]
+__all__ = ["announced", "asked_call", "contents", "iso_time", "updates_for"]
 
 MAX_TEXT_CHARS: Final = 16 * 1024
 """A longer text is sent in pieces; some clients cannot read a line beyond 64 KiB."""
@@ -101,7 +101,8 @@ def updates_for(
             entries = ((entry.content, entry.priority, entry.status) for entry in data.entries)
             return [wire.PlanUpdate(tuple(wire.PlanUpdateEntry(*entry) for entry in entries))]
         case ModelRetry():
-            text = f"{data.message.rstrip('.')}. Trying again in {data.delay_s:.1f} s.\n"
+            end = "" if data.message.endswith(("?", "!")) else "."
+            text = f"{data.message.rstrip('.')}{end} Trying again in {data.delay_s:.1f} s.\n"
             message_id = f"retry-{event.seq}"
             return [wire.AgentThoughtChunk(wire.TextContent(text), message_id)]
         case ModeChanged():
@@ -206,12 +207,16 @@ def _pieces(text: str) -> list[wire.TextContent]:
 
 
 def _user(message_id: str, blocks: tuple[Block, ...]) -> list[wire.Update]:
-    contents = (
+    return [wire.UserMessageChunk(content, message_id) for content in contents(blocks)]
+
+
+def contents(blocks: tuple[Block, ...]) -> list[wire.Content]:
+    """Return what was said as a client sees it; long text is in pieces."""
+    return [
         structs.replace(content, annotations=_json(block.annotations), meta=_json(block.meta))
         for block in blocks
         for content in _block(block)
-    )
-    return [wire.UserMessageChunk(content, message_id) for content in contents]
+    ]
 
 
 def _block(block: Block) -> list[wire.Content]:

@@ -109,6 +109,11 @@ class Agent:
         return self._runtime.subagents
 
     @property
+    def children(self) -> tuple[Agent, ...]:
+        """Its subagents in this process that are not quiet yet."""
+        return tuple(agent for agent in self._runtime.agents.values() if agent.parent is self)
+
+    @property
     def depth(self) -> int:
         """How many agents are above this one; also in a session that was loaded again."""
         return self.session.depth

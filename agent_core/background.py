@@ -8,6 +8,7 @@ next step there is, and never starts a turn; one that was stopped has nothing to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,8 @@ MAX_WAITING: Final = 32
 MAX_KEPT: Final = 32
 """So many that have ended are remembered; the oldest are forgotten first."""
 MAX_NOTICE_CHARS: Final = 16 * 1024
+SLOW_AFTER_S: Final = 2.0
+"""One that has not stopped so long after it was told to is spoken of."""
 
 log = get_logger(__name__)
 
@@ -45,6 +48,7 @@ class BackgroundChild:
         doing: What it does just now, in a line.
         result: How it ended; `None` while it has not.
         over: Set when it is quiet.
+        is_slow: Whether it was spoken of because it took long to stop.
     """
 
     name: str
@@ -53,6 +57,7 @@ class BackgroundChild:
     result: SubagentResult | None = None
     over: anyio.Event = field(default_factory=anyio.Event)
     is_told: bool = False
+    is_slow: bool = False
     controller: AbortController = field(default_factory=AbortController)
 
     @property
@@ -74,6 +79,21 @@ class Background:
         self._agent = agent
         self._runtime = runtime
         self._children: dict[str, BackgroundChild] = {}
+        self._on_slow: dict[object, Callable[[BackgroundChild], None]] = {}
+
+    def on_slow(self, listener: Callable[[BackgroundChild], None]) -> Callable[[], None]:
+        """Tell `listener` of each one that takes long to stop, and again when it is quiet.
+
+        Returns:
+            What removes it again.
+        """
+        key = object()
+        self._on_slow[key] = listener
+
+        def remove() -> None:
+            self._on_slow.pop(key, None)
+
+        return remove
 
     @property
     def children(self) -> tuple[BackgroundChild, ...]:
@@ -162,15 +182,44 @@ class Background:
         """
         result = SubagentResult("error", "", "The subagent failed by a defect of ours.")
         try:
-            result = await self._result(child, provider, request)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._tell_if_slow, child)
+                result = await self._result(child, provider, request)
+                tasks.cancel_scope.cancel()
         finally:
             child.result = result
             child.over.set()
+            if child.is_slow:
+                self._tell(child)
             self._forget_oldest()
         # Whoever waits for it comes first, and needs no notice then.
         await anyio.lowlevel.checkpoint()
         if not (child.controller.signal.aborted or child.is_told):
             self._give_notice(child, result)
+
+    async def _tell_if_slow(self, child: BackgroundChild) -> None:
+        """Tell that it takes long to stop, should it: nothing else may show that it is not over.
+
+        Cancellation: safe. Concurrency: once a child.
+        """
+        signal, stopping = child.controller.signal, anyio.Event()
+        remove = signal.on_abort(lambda _reason: stopping.set())
+        try:
+            if not signal.aborted:
+                await stopping.wait()
+        finally:
+            remove()
+        await anyio.sleep(SLOW_AFTER_S)
+        log.warning("background_still_stopping", session_id=self._agent.id, doing=child.doing)
+        child.is_slow = True
+        self._tell(child)
+
+    def _tell(self, child: BackgroundChild) -> None:
+        for listener in tuple(self._on_slow.values()):
+            try:
+                listener(child)
+            except Exception:
+                log.exception("background_listener_failed", session_id=self._agent.id)
 
     async def _result(
         self, child: BackgroundChild, provider: str, request: SubagentRequest

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
-import anyio.to_thread
 import msgspec
 from msgspec import structs
 
+from agent_core.agreement import disagreement, schema_problem
+from agent_core.cancellation import TurnAborted
 from agent_core.content import Block, ReasoningPart, Text, TextPart, ToolCallPart, Usage
 from agent_core.errors import AgentError
 from agent_core.events import (
@@ -50,8 +51,6 @@ from agent_core.subagents import (
 )
 
 if TYPE_CHECKING:
-    from jsonschema import SchemaError, ValidationError
-
     from agent_core.agent import Agent
     from agent_core.runtime import AgentRuntime
 
@@ -105,8 +104,9 @@ class InProcessProvider:
         if request.model is not None and request.parent.models.get(request.model) is None:
             raise SubagentRefused(f"No model {request.model!r} is configured.")
         if request.output_schema is not None:
-            await _check_schema(request.output_schema)
-            request.signal.raise_if_aborted()
+            problem = await schema_problem(request.output_schema, request.parent, request.signal)
+            if problem is not None:
+                raise SubagentRefused(f"That is no JSON schema: {problem}")
         seed = _finished(request.parent) if self._name == "fork" else []
         child = await self._runtime.create_child(
             request.parent,
@@ -180,21 +180,33 @@ class _ChildRun:
 
     async def _checked_answer(self) -> SubagentResult:
         result = await self._answer(self._prompt)
-        schema = self._request.output_schema
-        if schema is None or result.reason != "completed":
+        if self._request.output_schema is None or result.reason != "completed":
             return result
-        result = structs.replace(result, output=_bare(result.output))
-        problem = await _disagreement(result.output, schema)
-        if problem is not None:
-            try:
-                again = self._child.send(f"That does not agree with the schema: {problem}")
-            except AgentError as exc:
-                return SubagentResult("error", result.output, str(exc))
-            result = await self._answer(again)
+        try:
+            return await self._agreeing(result, self._request.output_schema)
+        except TurnAborted:
+            return SubagentResult("aborted", self._output())
+        except AgentError as exc:  # it takes no second prompt
+            return SubagentResult("error", self._output(), str(exc))
+
+    async def _agreeing(self, result: SubagentResult, schema: Mapping[str, Any]) -> SubagentResult:
+        """Hold a complete answer against the schema, and have one that does not agree mended once.
+
+        Cancellation: through the request's signal. Concurrency: once.
+        """
+        problem = ""
+        for is_last in (False, True):
             result = structs.replace(result, output=_bare(result.output))
-            problem = await _disagreement(result.output, schema)
-        if problem is None or result.reason != "completed":
-            return result
+            found = await disagreement(result.output, schema, self._child, self._request.signal)
+            if found is None:
+                return result
+            problem = found
+            if is_last:
+                break
+            again = self._child.send(f"That does not agree with the schema: {problem}")
+            result = await self._answer(again)
+            if result.reason != "completed":
+                return result
         message = f"Its answer does not agree with the schema: {problem}"
         return SubagentResult("error", result.output, message)
 
@@ -236,56 +248,6 @@ def _bare(output: str) -> str:
     if text.startswith("```") and text.endswith("```"):
         text = text.removesuffix("```").partition("\n")[2]
     return text.strip()
-
-
-async def _check_schema(schema: Mapping[str, Any]) -> None:
-    """Raise `SubagentRefused` unless this is a JSON schema.
-
-    Cancellation: the thread is waited for. Concurrency: any number of tasks.
-    """
-
-    def check() -> str | None:
-        from jsonschema import Draft202012Validator, SchemaError
-
-        try:
-            Draft202012Validator.check_schema(schema)
-        except SchemaError as exc:
-            return _told(exc)
-        return None
-
-    if (problem := await anyio.to_thread.run_sync(check)) is not None:
-        raise SubagentRefused(f"That is no JSON schema: {problem}")
-
-
-async def _disagreement(output: str, schema: Mapping[str, Any]) -> str | None:
-    """Return why `output` is not what `schema` demands, `None` if it is.
-
-    Cancellation: the thread is waited for. Concurrency: any number of tasks.
-    """
-
-    def check() -> str | None:
-        from jsonschema import Draft202012Validator, ValidationError
-        from referencing import Registry
-        from referencing.exceptions import Unresolvable
-
-        # With a registry of its own a schema cannot have anything fetched from the network.
-        registry: Registry[Any] = Registry()
-        try:
-            value = msgspec.json.decode(output)
-            Draft202012Validator(schema, registry=registry).validate(value)
-        except msgspec.DecodeError as exc:
-            return f"it is not JSON ({exc})"
-        except ValidationError as exc:
-            return _told(exc)
-        except Unresolvable as exc:
-            return f"the schema refers to {exc.ref}, which is not in it"
-        return None
-
-    return await anyio.to_thread.run_sync(check)  # the library takes 0.2 s to load
-
-
-def _told(exc: SchemaError | ValidationError) -> str:
-    return f"{exc.json_path}: {exc.message[:MAX_LINE_CHARS]}"
 
 
 def _finished(parent: Agent) -> list[EventData]:

@@ -115,7 +115,7 @@ class AgentRuntime:
                 for tool in self._tools.values():
                     await tool.aclose()
 
-    async def create(self, cwd: str, *, additional: tuple[str, ...] = ()) -> Agent:
+    async def create(self, cwd: str, *, additional: tuple[str, ...] = (), owner: str = "") -> Agent:
         """Make an agent with a new session.
 
         Cancellation: safe; nothing is published. Concurrency: any number of tasks.
@@ -123,12 +123,13 @@ class AgentRuntime:
         Args:
             cwd: Absolute directory the session is about.
             additional: Further absolute directories its tools may touch.
+            owner: Whose session it is.
 
         Raises:
             AgentDisposed: The runtime is being left.
             StoreError: The session could not be kept.
         """
-        session = await Session.create(_new_header(cwd), self._store)
+        session = await Session.create(_new_header(cwd, owner=owner), self._store)
         return self.adopt(session, additional=additional, source="startup")
 
     async def create_child(
@@ -157,7 +158,7 @@ class AgentRuntime:
             AgentDisposed: The runtime is being left.
             StoreError: The session could not be kept.
         """
-        header = _new_header(parent.roots.cwd, parent.id, parent.depth + 1)
+        header = _new_header(parent.roots.cwd, parent.id, parent.depth + 1, parent.session.owner)
         session = await Session.create(header, self._store)
         for data in seed:
             session.append(data)
@@ -297,7 +298,9 @@ class AgentRuntime:
             self._watched.discard(over)
 
 
-def _new_header(cwd: str, parent_id: str | None = None, depth: int = 0) -> SessionHeader:
+def _new_header(
+    cwd: str, parent_id: str | None = None, depth: int = 0, owner: str = ""
+) -> SessionHeader:
     now_ms = time.time_ns() // 1_000_000
     session_id = f"sess_{secrets.token_hex(12)}"
-    return SessionHeader(session_id, cwd, now_ms, now_ms, None, parent_id, depth)
+    return SessionHeader(session_id, cwd, now_ms, now_ms, None, parent_id, depth, owner)

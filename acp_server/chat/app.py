@@ -7,24 +7,24 @@ agent's side runs on an event loop in a second thread. `Keyboard` is the one thi
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
 import anyio
 import msgspec
 
-from acp_server.chat.forms import CAPABILITIES, DISMISSED, Asked, read_form
+from acp_server.chat.forms import CAPABILITIES
 from acp_server.chat.keyboard import Keyboard, Typed
-from acp_server.chat.text import to_mapping
+from acp_server.chat.opening import Replay, find_session, model_note
+from acp_server.chat.questions import Questions, Turn
+from acp_server.chat.text import to_mapping, to_string
 from acp_server.chat.view import View
-from acp_server.client import CANCELLED, AgentGone, Params, open_agent, selected
-from acp_server.errors import INTERNAL_ERROR, INVALID_PARAMS, RemoteError, RpcError
-from acp_server.peer import InFlight, Method
-from agent_core.errors import ToolError
-from agent_core.forms import Form
+from acp_server.client import AgentGone, open_agent
+from acp_server.errors import INTERNAL_ERROR, RemoteError
+from acp_server.peer import Method
 
 __all__ = ["run_chat"]
 
@@ -33,7 +33,7 @@ OUR_COMMANDS: Final = ("help", "mode", "quit")
 HELP: Final = (
     "/mode NAME  change the session's mode",
     "/quit       leave (also Ctrl-D)",
-    "Ctrl-C      stop the turn",
+    "Ctrl-C      stop the turn, or the subagents in the background",
 )
 
 
@@ -44,6 +44,7 @@ def run_chat(
     mode: str | None = None,
     permissions: Literal["reject", "allow"] = "reject",
     verbose: bool = False,
+    resume: str | None = None,
 ) -> int:
     """Talk to an agent until the person leaves or the input ends. Call it in the main thread.
 
@@ -57,6 +58,8 @@ def run_chat(
         permissions: What to answer to permission questions when nobody can be asked; "allow"
             answers so on a terminal too.
         verbose: Whether to show the agent's stderr.
+        resume: The session to go on with, by its id or the beginning of it; ``""`` for the latest
+            of `cwd`, `None` for a new one.
 
     Returns:
         0; 1 if a prompt failed, the session could not be opened, or the agent died; 128 plus the
@@ -70,16 +73,17 @@ def run_chat(
         sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     keyboard = Keyboard(is_interactive)
     chat = _Chat(_make_view(is_interactive, cwd), keyboard, permissions, verbose)
-    code = 1
     try:
         with keyboard.signals(), ThreadPoolExecutor(1, thread_name_prefix="chat") as threads:
-            running = threads.submit(anyio.run, chat.run, command, cwd, mode)
+            running = threads.submit(anyio.run, chat.run, command, cwd, mode, resume)
             running.add_done_callback(lambda _: keyboard.close())
             keyboard.serve()
             code = running.result()
-    except* BrokenPipeError:
-        # Nobody reads on (`| head`). What Python flushes at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except* OSError:
+        chat.has_lost_output, code = True, 1
+    if chat.has_lost_output:  # what Python flushes at exit must not fail again
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code
 
 
@@ -87,15 +91,6 @@ def _make_view(is_interactive: bool, cwd: str) -> View:
     is_plain = os.environ.get("TERM", "dumb") == "dumb" or "NO_COLOR" in os.environ
     is_rich = is_interactive and sys.stdout.isatty() and not is_plain
     return View(sys.stdout, cwd=cwd, errors=None if is_interactive else sys.stderr, is_rich=is_rich)
-
-
-class _Turn:
-    """One prompt on its way."""
-
-    def __init__(self) -> None:
-        self.interrupts = 0
-        self.questions: set[anyio.CancelScope] = set()
-        self.ended = anyio.Event()
 
 
 class _Chat:
@@ -110,12 +105,15 @@ class _Chat:
         self._verbose = verbose
         self._session_id = ""
         self._modes: list[str] = []
-        self._turn: _Turn | None = None
-        self._asking = anyio.Lock()
+        self._turn: Turn | None = None
         self._has_failed = False
         self._signal: int | None = None
+        self._is_leaving = False
+        self._replay: Replay | None = None
+        self.has_lost_output = False
+        """Whether nobody reads on (`| head`), or the terminal is gone."""
 
-    async def run(self, command: list[str], cwd: str, mode: str | None) -> int:
+    async def run(self, command: list[str], cwd: str, mode: str | None, resume: str | None) -> int:
         """Hold the conversation; return the exit code.
 
         Cancellation: safe. Concurrency: once.
@@ -123,30 +121,43 @@ class _Chat:
         self._keyboard.attach()
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            tasks.start_soon(self._hear_signals)
-            await self._talk(command, cwd, mode)
+            tasks.start_soon(self._hear_signals)  # also while the agent is being ended
+            with anyio.CancelScope() as self._talking:
+                await self._talk(command, cwd, mode, resume)
             tasks.cancel_scope.cancel()
-        return 128 + self._signal if self._signal is not None else int(self._has_failed)
+        if self._signal is not None:
+            return 128 + self._signal
+        return int(self._has_failed or self.has_lost_output)
 
-    async def _talk(self, command: list[str], cwd: str, mode: str | None) -> None:
+    async def _talk(
+        self, command: list[str], cwd: str, mode: str | None, resume: str | None
+    ) -> None:
+        questions = Questions(
+            self._view,
+            self._keyboard,
+            self._permissions,
+            lambda: self._turn,
+            self._interrupt,
+            self._lose_output,
+        )
         try:
             async with open_agent(
                 command,
                 cwd=cwd,
                 methods={
-                    "session/request_permission": Method(dict[str, Any], self._answer),
-                    "elicitation/create": Method(dict[str, Any], self._answer_form),
+                    "session/request_permission": Method(dict[str, Any], questions.answer),
+                    "elicitation/create": Method(dict[str, Any], questions.answer_form),
                 },
                 notifications={"session/update": self._show},
                 on_stderr=self._show_log if self._verbose else None,
             ) as self._agent:
-                await self._use_session(cwd, mode)
+                await self._use_session(cwd, mode, resume)
         except AgentGone as gone:  # it could not be started
             self._fail(str(gone))
 
-    async def _use_session(self, cwd: str, mode: str | None) -> None:
+    async def _use_session(self, cwd: str, mode: str | None, resume: str | None) -> None:
         try:
-            await self._open_session(cwd, mode)
+            await self._open_session(cwd, mode, resume)
             await self._converse()
         except RemoteError as failure:
             self._fail(_describe(failure))
@@ -154,17 +165,31 @@ class _Chat:
             self._fail(str(gone))
             if not self._verbose:
                 self._view.lines(self._agent.last_words)
+        except OSError:
+            self._lose_output()
+        finally:
+            self._is_leaving = True
 
-    async def _open_session(self, cwd: str, mode: str | None) -> None:
-        offered = CAPABILITIES if self._keyboard.is_interactive else {}
+    async def _open_session(self, cwd: str, mode: str | None, resume: str | None) -> None:
+        offered = {"subagents": {}} | (CAPABILITIES if self._keyboard.is_interactive else {})
         hello = await self._agent.initialize("acp-agent-chat", offered)
-        session = await self._agent.request("session/new", {"cwd": cwd, "mcpServers": []})
-        self._session_id = str(session.get("sessionId"))
+        params = {"cwd": cwd, "mcpServers": []}
+        if resume is None:
+            session = await self._agent.request("session/new", params)
+            self._session_id = str(session.get("sessionId"))
+        else:
+            self._session_id, params["cwd"] = await find_session(self._agent, hello, resume, cwd)
+            params["sessionId"] = self._session_id
+            self._replay = Replay()
+            session = await self._agent.request("session/load", params)
         self._modes = self._view.open(hello.get("agentInfo"), session.get("modes"))
         if mode is not None:
             await self._set_mode(mode)
         if self._keyboard.is_interactive:
-            self._view.header()
+            self._view.header(model_note(session))
+        if (replay := self._replay) is not None:
+            self._replay = None
+            self._view.lines(replay.lines())
 
     async def _converse(self) -> None:
         has_hinted = False
@@ -172,13 +197,15 @@ class _Chat:
             typed = await self._read_prompt()
             if typed is Typed.INTERRUPT and self._keyboard.is_interactive and not has_hinted:
                 has_hinted = True
+                self._stop_background()
                 self._view.note("Ctrl-C again or Ctrl-D leaves")
                 continue
             has_hinted = False
             if typed is Typed.DISCARDED:
                 continue
             if isinstance(typed, Typed):
-                self._signal = signal.SIGINT if self._is_broken_off(typed) else None
+                is_broken_off = typed is Typed.INTERRUPT and not self._keyboard.is_interactive
+                self._signal = signal.SIGINT if is_broken_off else None
                 return
             if typed.strip() == "/quit":
                 return
@@ -186,8 +213,10 @@ class _Chat:
                 self._keyboard.remember(typed)
                 await self._run_line(typed.strip())
 
-    def _is_broken_off(self, typed: Typed) -> bool:
-        return typed is Typed.INTERRUPT and not self._keyboard.is_interactive
+    def _stop_background(self) -> None:
+        if names := ", ".join(self._view.subagents()):
+            self._view.note(f"stopping {names}…")
+            self._agent.notify("session/cancel", {"sessionId": self._session_id})
 
     async def _read_prompt(self) -> str | Typed:
         typed: str | Typed | None = None
@@ -213,10 +242,17 @@ class _Chat:
                 self._help()
             elif word == "/mode":
                 await self._change_mode(rest.strip())
+            elif self._is_unknown(line):
+                self._view.note(f"No command {line}; /help lists them.")
             else:
                 await self._prompt(line)
         except RemoteError as failure:
             self._fail(_describe(failure))
+
+    def _is_unknown(self, line: str) -> bool:
+        is_name = re.fullmatch("/[a-z-]+", line) is not None
+        # None at all: they are announced behind the session, or never.
+        return is_name and bool(self._view.commands) and line[1:] not in self._view.commands
 
     def _help(self) -> None:
         for line in HELP:
@@ -237,7 +273,7 @@ class _Chat:
         self._view.set_mode(mode)
 
     async def _prompt(self, text: str) -> None:
-        turn = self._turn = _Turn()
+        turn = self._turn = Turn()
         prompt = [{"type": "text", "text": text}]
         stop_reason: object = None
         try:
@@ -256,11 +292,14 @@ class _Chat:
                 self._signal = signal.SIGINT
 
     def _show(self, params: bytes | None) -> None:
-        update = to_mapping(msgspec.json.decode(params or b"{}")).get("update")
+        fields = to_mapping(msgspec.json.decode(params or b"{}"))
+        update = to_mapping(fields.get("update"))
+        if self._replay is not None and self._replay.take(update):
+            return
         try:
-            self._view.update(to_mapping(update))
-        except BrokenPipeError as exc:  # the peer keeps what a handler raises to itself
-            self._tasks.start_soon(_raise, exc)
+            self._view.update(update, to_string(fields.get("sessionId")))
+        except OSError:  # the peer keeps what a handler raises to itself
+            self._lose_output()
 
     def _show_log(self, line: str) -> None:
         self._view.lines([line])
@@ -272,18 +311,33 @@ class _Chat:
     async def _hear_signals(self) -> None:
         while True:
             number = await self._keyboard.next_signal()
-            if number == signal.SIGINT:
-                if self._keyboard.is_interactive:
-                    self._view.leave_line()
-                self._interrupt()
-            else:
-                self._leave(number)
+            try:
+                if number == signal.SIGINT:
+                    if self._keyboard.is_interactive:
+                        self._view.leave_line()
+                    self._interrupt()
+                else:
+                    self._leave(number)
+            except OSError:
+                self._lose_output()
 
     def _leave(self, number: int) -> None:
+        if self._is_leaving:  # twice is enough for whoever sends signals
+            self._agent.terminate()
+            os._exit(128 + number)
         self._signal = number
-        self._tasks.cancel_scope.cancel()
+        self._is_leaving = True
+        self._talking.cancel()
+
+    def _lose_output(self) -> None:
+        """Leave, because nobody reads on, or the terminal is gone."""
+        self.has_lost_output = self._is_leaving = True
+        self._talking.cancel()
 
     def _interrupt(self) -> None:
+        if self._is_leaving:
+            self._leave(signal.SIGINT)
+            return
         turn = self._turn
         if turn is None:
             # Between prompts it is too late to stop one turn and too early to stop the next.
@@ -298,14 +352,14 @@ class _Chat:
         else:
             self._leave(signal.SIGINT)
 
-    def _stop(self, turn: _Turn) -> None:
+    def _stop(self, turn: Turn) -> None:
         self._view.note("stopping…")
         for question in turn.questions:
             question.cancel()
         self._agent.notify("session/cancel", {"sessionId": self._session_id})
         self._tasks.start_soon(self._remind, turn)
 
-    async def _remind(self, turn: _Turn) -> None:
+    async def _remind(self, turn: Turn) -> None:
         with anyio.move_on_after(STILL_WAITING_AFTER_S):
             await turn.ended.wait()
         if not turn.ended.is_set():
@@ -315,83 +369,9 @@ class _Chat:
         awaited = ", ".join(self._view.open_calls()) or "the agent's answer"
         self._view.note(f"still waiting for: {awaited} (Ctrl-C again leaves the chat)")
 
-    async def _answer(self, params: dict[str, Any], _in_flight: InFlight) -> dict[str, Any]:
-        try:
-            return await self._decide_or_ask(params)
-        except BrokenPipeError as exc:
-            self._tasks.start_soon(_raise, exc)
-            return CANCELLED
-
-    async def _decide_or_ask(self, params: dict[str, Any]) -> dict[str, Any]:
-        turn = self._turn
-        if turn is None or turn.interrupts:
-            return CANCELLED
-        if self._permissions == "allow" or not self._keyboard.is_interactive:
-            return self._decide(params)
-        return await self._in_turn(turn, lambda: self._ask(params)) or CANCELLED
-
-    async def _in_turn(self, turn: _Turn, ask: Callable[[], Awaitable[Params]]) -> Params | None:
-        """Return the answer to one question; `None` if the turn is stopped first."""
-        with anyio.CancelScope() as question:
-            turn.questions.add(question)
-            try:
-                async with self._asking:
-                    return await ask()
-            finally:
-                turn.questions.discard(question)
-        return None
-
-    async def _answer_form(self, params: Params, _in_flight: InFlight) -> Params:
-        turn = self._turn
-        try:
-            form = read_form(params)
-        except ToolError as exc:
-            raise RpcError(INVALID_PARAMS, exc.message) from None
-        if turn is None or turn.interrupts:
-            return DISMISSED
-        try:
-            return await self._in_turn(turn, lambda: self._fill(form)) or DISMISSED
-        except BrokenPipeError as exc:
-            self._tasks.start_soon(_raise, exc)
-            return DISMISSED
-
-    async def _fill(self, form: Form) -> Params:
-        self._keyboard.forget_typed()
-        return await Asked(form, self._view.note, self._read_answer, self._interrupt).fill()
-
-    def _decide(self, params: dict[str, Any]) -> dict[str, Any]:
-        kinds = ("allow_once", "allow_always") if self._permissions == "allow" else ("reject_once",)
-        option = self._view.decide(params, kinds)
-        if self._permissions != "allow":
-            self._view.note("rejected: nobody can be asked here; --yes or --mode allows it")
-        return CANCELLED if option is None else selected(option.option_id)
-
-    async def _ask(self, params: Params) -> Params:
-        options = self._view.ask(params)
-        answers = {option.key: option for option in options}
-        answers |= {str(number): option for number, option in enumerate(options, 1)}
-        self._keyboard.forget_typed()
-        while options:
-            typed = await self._read_answer(f"  [{'/'.join(o.key for o in options)}]: ")
-            if isinstance(typed, Typed):
-                self._interrupt()
-                break
-            if typed.strip().lower() in answers:
-                return selected(answers[typed.strip().lower()].option_id)
-        return CANCELLED
-
-    async def _read_answer(self, marker: str) -> str | Typed:
-        self._view.hold()
-        try:
-            return await self._keyboard.read_line(marker)
-        finally:
-            self._view.release()
-
-
-async def _raise(exc: Exception) -> None:
-    raise exc
-
 
 def _describe(failure: RemoteError) -> str:
+    if failure.reason:
+        return f"{failure.message}: {failure.reason}"
     is_plain = failure.code in (0, INTERNAL_ERROR)  # the message says it all
     return failure.message if is_plain else f"{failure.message} ({failure.code})"

@@ -19,6 +19,8 @@ from typing import Final
 
 import anyio
 
+from acp_server.chat.text import encodable
+
 __all__ = ["Keyboard", "Typed"]
 
 WAKE: Final = signal.SIGUSR1  # ends a read in the main thread
@@ -64,6 +66,7 @@ class Keyboard:
         self._read_wanted: _Read | None = None
         self._reads: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
         self._is_reading = False
+        self._is_told_to_end = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main_thread = threading.get_ident()
 
@@ -117,14 +120,16 @@ class Keyboard:
         if self.is_interactive:
             import readline
 
-            readline.add_history(line)
+            with suppress(UnicodeEncodeError):  # not in this locale
+                readline.add_history(line)
 
     def forget_typed(self) -> None:
         """Drop what was typed ahead, so that it does not answer a question not seen yet."""
         if self.is_interactive:
             import termios
 
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
     # In the main thread.
 
@@ -171,7 +176,7 @@ class Keyboard:
 
     def _next_line(self, marker: str) -> str:
         if self.is_interactive:
-            return _to_unicode(input(marker))
+            return _to_unicode(input(encodable(sys.stdout, marker)))
         line = sys.stdin.buffer.readline()
         if not line:
             raise EOFError
@@ -193,6 +198,12 @@ class Keyboard:
         if number == WAKE and self._is_reading:
             self._is_reading = False
             raise _Woken(self._has_text())
+        if number in (signal.SIGTERM, signal.SIGHUP):
+            # The first is the loop's. It may hang on a terminal that takes nothing more.
+            if self._is_told_to_end:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            self._is_told_to_end = True
 
 
 def _to_unicode(line: str) -> str:

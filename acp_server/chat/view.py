@@ -14,6 +14,7 @@ from typing import Any, Final, TextIO
 
 from msgspec import Struct
 
+from acp_server.chat.calls import DONE, FAILED, RUNNING, ToolCall
 from acp_server.chat.text import (
     clean,
     clean_line,
@@ -23,6 +24,7 @@ from acp_server.chat.text import (
     to_string,
     to_text,
 )
+from acp_server.chat.tree import Tree
 
 __all__ = ["Option", "View"]
 
@@ -30,7 +32,6 @@ DIFF_LINES: Final = 40
 OUTPUT_LINES: Final = 20
 DIFF_CHARS: Final = 400_000  # difflib is quadratic at worst
 QUIET_KINDS: Final = frozenset({"read", "search", "fetch", "think"})
-RUNNING, DONE, FAILED = "running", "completed", "failed"
 MARKS: Final = {RUNNING: "…", DONE: "✓", FAILED: "✗"}
 ASCII_MARKS: Final = {RUNNING: "..", DONE: "ok", FAILED: "x"}
 MARK_STYLES: Final = {RUNNING: "dim", DONE: "green", FAILED: "red"}
@@ -57,15 +58,6 @@ class Option(Struct, frozen=True):
     option_id: str
     kind: str
     name: str
-
-
-class _ToolCall(Struct):
-    title: str = ""
-    kind: str = ""
-    status: str = RUNNING
-    content: list[Any] = []
-    is_content_shown: bool = False
-    is_announced: bool = False  # by the agent, rather than known from a question only
 
 
 class View:
@@ -100,7 +92,8 @@ class View:
         self._is_at_line_start = True
         self._block = ""  # what kind of text is being streamed
         self._open_line = ""  # the tool call whose line is unfinished
-        self._calls: dict[str, _ToolCall] = {}
+        self._calls: dict[str, ToolCall] = {}
+        self._tree = Tree(self._show_call)
         self._plan: list[str] = []
         self._agent = self._mode = ""
         self.commands: dict[str, str] = {}
@@ -115,11 +108,11 @@ class View:
         available = map(to_mapping, to_list(state.get("availableModes")))
         return [clean_line(mode.get("id")) for mode in available]
 
-    def header(self) -> None:
-        """Print who is talking, and how to leave."""
+    def header(self, model: str = "") -> None:
+        """Print who is talking, with which `model` if that is known, and how to leave."""
         self._print_line(self._agent, "bold")
         mode = f"mode: {self._mode}. " if self._mode else ""
-        self.note(f"{mode}/help lists what you can type, Ctrl-D leaves.")
+        self.note(f"{model}{mode}/help lists what you can type, Ctrl-D leaves.")
 
     def set_mode(self, mode: str) -> None:
         """Print the session's mode if it is a new one."""
@@ -160,8 +153,15 @@ class View:
         for line in lines:
             self._print_line("    " + clean(line).replace("\n", " "), "dim")
 
-    def update(self, update: Mapping[str, Any]) -> None:
-        """Print what a ``session/update`` says; unknown kinds are not shown."""
+    def update(self, update: Mapping[str, Any], session_id: str = "") -> None:
+        """Print what a ``session/update`` says; unknown kinds are not shown.
+
+        Args:
+            update: The update.
+            session_id: Whose it is: the conversation's, or that of a subagent.
+        """
+        if self._tree.take(session_id, update):
+            return
         show = self._SHOW.get(to_string(update.get("sessionUpdate")))
         if show is not None:
             show(self, update)
@@ -196,8 +196,8 @@ class View:
     def _show_question(self, params: Mapping[str, Any]) -> None:
         fields = to_mapping(params.get("toolCall"))
         call_id = to_string(fields.get("toolCallId"))
-        call = self._calls.setdefault(call_id, _ToolCall())
-        _merge(call, fields)
+        call = self._calls.setdefault(call_id, ToolCall())
+        call.merge(fields)
         if self._open_line == call_id:
             self._take_back_line()
         self._print_line(f"? {call.title or 'May the agent go on?'}", "bold yellow")
@@ -206,6 +206,10 @@ class View:
     def open_calls(self) -> list[str]:
         """Return the titles of the tool calls that have not ended."""
         return [call.title for _, call in self._running()]
+
+    def subagents(self) -> list[str]:
+        """Return the names of the subagents that are at work."""
+        return self._tree.at_work
 
     def end_turn(self, stop_reason: object) -> None:
         """Finish the turn's output; say why it stopped, unless it simply ended."""
@@ -217,7 +221,7 @@ class View:
         if note := STOP_NOTES.get(to_string(stop_reason)):
             self.note(note)
 
-    def _running(self) -> list[tuple[str, _ToolCall]]:
+    def _running(self) -> list[tuple[str, ToolCall]]:
         calls = self._calls.items()
         return [(i, call) for i, call in calls if call.is_announced and call.status == RUNNING]
 
@@ -232,12 +236,12 @@ class View:
 
     def _show_tool_call(self, update: Mapping[str, Any]) -> None:
         call_id = to_string(update.get("toolCallId"))
-        call = self._calls.setdefault(call_id, _ToolCall())
-        before = (call.is_announced, call.title, call.status)
+        call = self._calls.setdefault(call_id, ToolCall())
+        is_new = not call.is_announced
         call.is_announced = True
-        _merge(call, update)
-        if before != (True, call.title, call.status):
+        if call.merge(update) or is_new:
             self._show_call(call_id, call)
+        self._tree.show_progress(call_id, call)
         if call.status != RUNNING:
             self._show_content(call)
 
@@ -274,8 +278,8 @@ class View:
         "available_commands_update": _keep_commands,
     }
 
-    def _show_call(self, call_id: str, call: _ToolCall) -> None:
-        line = f"{self._marks[call.status]} {call.title}"
+    def _show_call(self, call_id: str, call: ToolCall) -> None:
+        line = f"{call.indent}{self._marks[call.status]} {call.title}"
         style = MARK_STYLES[call.status]
         if self._console is None or self._held is not None:
             self._print_line(line, style)
@@ -296,7 +300,7 @@ class View:
         self._open_line = ""
         self._is_at_line_start = True
 
-    def _show_content(self, call: _ToolCall) -> None:
+    def _show_content(self, call: ToolCall) -> None:
         if call.is_content_shown or (call.kind in QUIET_KINDS and call.status != FAILED):
             return
         for item in map(to_mapping, call.content):
@@ -374,18 +378,6 @@ def _options(params: Mapping[str, Any]) -> list[Option]:
         option_id, name = to_string(fields.get("optionId")), clean_line(fields.get("name"))
         options.append(Option(key, option_id, kind, name))
     return options
-
-
-def _merge(call: _ToolCall, fields: Mapping[str, Any]) -> None:
-    if title := clean_line(fields.get("title")):
-        call.title = title
-    if kind := to_string(fields.get("kind")):
-        call.kind = kind
-    if status := to_string(fields.get("status")):
-        call.status = status if status in (DONE, FAILED) else RUNNING
-    if isinstance(fields.get("content"), list):
-        call.is_content_shown = call.is_content_shown and fields["content"] == call.content
-        call.content = fields["content"]
 
 
 def _diff_style(line: str) -> str:

@@ -49,10 +49,15 @@ METHODS: Final[Mapping[str, Served]] = {
 }
 
 
+_LOCAL_ONLY: Final = ("logout",)  # it is for the whole user, not for one of many clients
+
+
 def methods_of(connection: Connection) -> dict[str, Method]:
     """Return every method, bound to `connection`."""
     return {
-        name: Method(served.params, _bound(served, connection)) for name, served in METHODS.items()
+        name: Method(served.params, _bound(served, connection))
+        for name, served in METHODS.items()
+        if not (connection.guest.is_remote and name in _LOCAL_ONLY)
     }
 
 

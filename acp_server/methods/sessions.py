@@ -27,10 +27,11 @@ async def new(
     connection: Connection, params: wire.NewSessionParams, in_flight: InFlight
 ) -> dict[str, Any]:
     """Make a session."""
-    additional = _checked_places(params)
+    additional = _checked_places(connection, params)
     backend = await connection.opened()
+    owner = connection.guest.owner
     try:
-        agent = await backend.runtime.create(params.cwd, additional=additional)
+        agent = await backend.runtime.create(params.cwd, additional=additional, owner=owner)
     except AgentError as exc:
         raise RpcError(INTERNAL_ERROR, str(exc)) from None
     return await _begun(connection, backend, agent, params.mcp_servers, in_flight)
@@ -40,10 +41,11 @@ async def fork(
     connection: Connection, params: wire.ResumeSessionParams, in_flight: InFlight
 ) -> dict[str, Any]:
     """Make a session that begins with what another one had come to by its last finished turn."""
-    additional = _checked_places(params)
+    additional = _checked_places(connection, params)
     backend = await connection.opened()
+    owner = connection.guest.owner
     try:
-        agent = await backend.fork(params.session_id, params.cwd, additional)
+        agent = await backend.fork(params.session_id, params.cwd, additional, owner)
     except SessionNotFound:
         raise unknown_session(params.session_id) from None
     except AgentError as exc:
@@ -72,7 +74,7 @@ def _open(
     *,
     is_replayed: bool,
 ) -> Coroutine[Any, Any, Any]:
-    additional = _checked_places(params)
+    additional = _checked_places(connection, params)
     session = connection.reserve(params.session_id)
     session.begin_load()
     return _finish_opening(
@@ -97,7 +99,7 @@ async def _finish_opening(
     error: AgentError | None = SessionNotFound(session.id)
     try:
         backend = await connection.opened()
-        agent = await backend.agent_for(session.id, *places)
+        agent = await backend.agent_for(session.id, *places, owner=connection.guest.owner)
         if session.is_closed:
             await agent.dispose()
             raise SessionNotFound(session.id)
@@ -112,13 +114,17 @@ async def _finish_opening(
         error = None
         if session.agent is not agent:
             session.detach()
+            backend.holders.take(session)
             session.attach(agent)
         session.servers.use(backend.mcp_servers.of(agent), servers)
     finally:
         if session.end_load(error):
             connection.forget(session)
+    unseen = backend.holders.take_unseen(session.id)
     if is_replayed:
         await session.replay()
+    elif unseen is not None:  # a turn went on while its client was away
+        await session.replay(unseen)
     return await _opened(session, agent, in_flight, is_replayed=is_replayed)
 
 
@@ -128,9 +134,9 @@ async def list_sessions(
     """List the sessions that had a prompt, the latest first, a page at a time."""
     if params.cwd is not None and not os.path.isabs(params.cwd):
         raise _invalid("cwd must be an absolute path")
-    store = (await connection.opened()).store
+    store, owner = (await connection.opened()).store, connection.guest.owner
     try:
-        page = await store.list_sessions(cwd=params.cwd, cursor=params.cursor)
+        page = await store.list_sessions(cwd=params.cwd, owner=owner, cursor=params.cursor)
     except ValueError:
         raise _invalid("cursor is not one this agent gave") from None
     except StoreError as exc:
@@ -181,11 +187,12 @@ async def _finish_deleting(
     connection: Connection, session: ClientSession | None, session_id: str
 ) -> dict[str, Any]:
     backend = await connection.opened()
-    with backend.deleting(session_id):
+    owner = connection.guest.owner
+    with backend.deleting(session_id, owner):
         if session is not None:
             await session.closed()
         try:
-            await backend.delete(session_id)
+            await backend.delete(session_id, owner)
         except StoreError as exc:
             raise RpcError(INTERNAL_ERROR, str(exc)) from None
     return {}
@@ -202,6 +209,7 @@ async def _begun(
     in_flight: InFlight,
 ) -> dict[str, Any]:
     session = connection.reserve(agent.id)
+    backend.holders.take(session)
     session.attach(agent)
     of_agent = backend.mcp_servers.of(agent)
     # Afterwards, because nothing may be said of a session whose id the client does not know yet.
@@ -223,21 +231,24 @@ async def _opened(
 
 
 def _checked_places(
+    connection: Connection,
     params: wire.NewSessionParams | wire.LoadSessionParams | wire.ResumeSessionParams,
 ) -> tuple[str, ...]:
     """Return the additional directories, if these and all other places are fine."""
-    additional = tuple(params.additional_directories or ())
-    _check_directory("cwd", params.cwd)
+    additional, root = tuple(params.additional_directories or ()), connection.guest.root
+    _check_directory("cwd", params.cwd, root)
     for directory in additional:
-        _check_directory("every additional directory", directory)
+        _check_directory("every additional directory", directory, root)
     if (problem := servers_problem(params.mcp_servers or ())) is not None:
         raise _invalid(problem)
     return additional
 
 
-def _check_directory(name: str, path: str) -> None:
+def _check_directory(name: str, path: str, root: str | None) -> None:
     if not os.path.isabs(path) or "\0" in path:
         raise _invalid(f"{name} must be an absolute path")
+    if root is not None and os.path.commonpath((root, os.path.realpath(path))) != root:
+        raise _invalid(f"{name} is outside of what this server may open")
     if os.path.exists(path) and not os.path.isdir(path):
         raise _invalid(f"{name} is not a directory")
 

@@ -29,12 +29,18 @@ __all__ = [
     "ResourceContent",
     "ResourceContents",
     "SessionInfoUpdate",
+    "SessionMessage",
+    "SessionMessageChunk",
+    "SubagentSessionCapabilities",
+    "SubagentState",
+    "SubagentUpdate",
     "TextContent",
     "ToolCallStart",
     "ToolCallUpdate",
     "ToolContent",
     "ToolContentBlock",
     "ToolContentDiff",
+    "ToolContentSession",
     "ToolContentTerminal",
     "TurnUsage",
     "Update",
@@ -101,7 +107,11 @@ class ToolContentTerminal(_Out, frozen=True, tag_field="type", tag="terminal"):
     terminal_id: str
 
 
-ToolContent = ToolContentBlock | ToolContentDiff | ToolContentTerminal
+class ToolContentSession(_Out, frozen=True, tag_field="type", tag="session"):
+    session_id: str
+
+
+ToolContent = ToolContentBlock | ToolContentDiff | ToolContentTerminal | ToolContentSession
 
 
 class Location(_Out, frozen=True):
@@ -237,6 +247,35 @@ class CompactionUpdate(_Update, frozen=True, tag="compaction_update"):
     error: str | UnsetType = UNSET
 
 
+class SubagentSessionCapabilities(_Out, frozen=True):
+    cancel: Raw
+
+
+class SubagentState(_Out, frozen=True):
+    state: str
+    stop_reason: str | UnsetType = UNSET
+
+
+class SubagentUpdate(_Update, frozen=True, tag="subagent_update"):
+    session_id: str
+    title: str | UnsetType = UNSET
+    capabilities: SubagentSessionCapabilities | UnsetType = UNSET
+    state: SubagentState | UnsetType = UNSET
+    cwd: str | UnsetType = UNSET
+
+
+class SessionMessage(_Update, frozen=True, tag="session_message"):
+    message_id: str
+    sender_session_id: str
+    recipient_session_id: str
+    content: tuple[Content, ...]
+
+
+class SessionMessageChunk(_Update, frozen=True, tag="session_message_chunk"):
+    message_id: str
+    content: Content
+
+
 class CommandInput(_Out, frozen=True):
     hint: str
 
@@ -264,6 +303,9 @@ Update = (
     | UsageUpdate
     | CompactionUpdate
     | Notice
+    | SubagentUpdate
+    | SessionMessage
+    | SessionMessageChunk
     | AvailableCommandsUpdate
 )
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["AgentServers", "McpServers", "ServerNotice"]
 
 PROMPT_WAIT_S: Final = 10.0
+_SAY_AFTER_S: Final = 1.0
 """How long the first prompt waits for servers that are connecting."""
 _MAX_NAMED: Final = 3
 
@@ -238,14 +239,28 @@ class AgentServers:
         if self._is_waited_for:
             self._is_waited_for = False
             async with signal.scope():
-                with anyio.move_on_after(self._shared.wait_s):
-                    for connection in tuple(self._connections.values()):
-                        await connection.settled.wait()
+                with anyio.move_on_after(min(_SAY_AFTER_S, self._shared.wait_s)):
+                    await self._settled()
+                if self._shared.wait_s > _SAY_AFTER_S:
+                    self._say_who_is_waited_for()
+                    with anyio.move_on_after(self._shared.wait_s - _SAY_AFTER_S):
+                        await self._settled()
             for connection in self._connections.values():
                 if not connection.settled.is_set():
                     title = f"The MCP server {connection.name!r} is still connecting."
                     self._tell(ServerNotice(title, "Its tools come later, if it gets ready."))
         return await next_()
+
+    async def _settled(self) -> None:
+        for connection in tuple(self._connections.values()):
+            await connection.settled.wait()
+
+    def _say_who_is_waited_for(self) -> None:
+        for connection in self._connections.values():
+            if not connection.settled.is_set():
+                title = f"Waiting for the MCP server {connection.name!r}."
+                limit = f"{self._shared.wait_s:g} seconds"
+                self._tell(ServerNotice(title, f"The prompt goes on after {limit} at most."))
 
     async def _name_the_missing(
         self,

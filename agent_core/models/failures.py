@@ -41,7 +41,15 @@ _KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "NO_HOST": ("TRANSPORT", "nobody knows a host {host}{proxy}; is there a network?"),
     "NO_URL": ("NOT_CONFIGURED", "the base URL {url} of {provider} is none"),
     "NOBODY": ("TRANSPORT", "nothing listens at {host}{proxy}"),
-    "NO_TLS": ("TRANSPORT", "{host} does not speak TLS as it should; is its base URL {url} right?"),
+    # No network, or a resolver at fault, is "try again" (EAI_AGAIN): that may pass, this does not.
+    "UNKNOWN_HOST": (
+        "NOT_CONFIGURED",
+        "nobody knows a host {host}{proxy}; is its base URL {url} right?",
+    ),
+    "NO_TLS": (
+        "NOT_CONFIGURED",
+        "{host} does not speak TLS as it should; is its base URL {url} right?",
+    ),
     "OVERLOADED": ("OVERLOADED", "{host} is overloaded"),
     "PROTOCOL": ("PROTOCOL", "{host} sent something that is no stream of {dialect}"),
     "PROXY": ("TRANSPORT", "the proxy before {host} did not let the call through"),
@@ -286,6 +294,13 @@ def _causes(exc: BaseException) -> Iterator[BaseException]:
             waiting.append(cause)
 
 
+def _host_kind(causes: tuple[BaseException, ...]) -> str:
+    import socket
+
+    numbers = {cause.errno for cause in causes if isinstance(cause, socket.gaierror)}
+    return "UNKNOWN_HOST" if socket.EAI_NONAME in numbers else "NO_HOST"
+
+
 def _kind_of(causes: tuple[BaseException, ...]) -> str:
     import socket
     import ssl
@@ -298,8 +313,9 @@ def _kind_of(causes: tuple[BaseException, ...]) -> str:
     for foreign, kind in (
         (httpx2.ConnectTimeout, "NO_CONNECTION"),
         (ssl.SSLCertVerificationError, "UNTRUSTED"),
+        ((ssl.SSLEOFError, ssl.SSLZeroReturnError), "TRANSPORT"),  # hung up on
         (ssl.SSLError, "NO_TLS"),
-        (socket.gaierror, "NO_HOST"),
+        (socket.gaierror, _host_kind(causes)),
         (ConnectionRefusedError, "NOBODY"),
         (httpx2.ProxyError, "PROXY"),
         ((httpx2.UnsupportedProtocol, httpx2.InvalidURL), "NO_URL"),

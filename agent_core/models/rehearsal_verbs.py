@@ -48,8 +48,8 @@ model = "openai:gpt-5.5"  # or anthropic:…, deepseek:…, openrouter:…, olla
 key = "…"
 ```
 
-or set `OPENAI_API_KEY` and start `acp-agent serve --model openai:gpt-5.5`. Then
-`acp-agent check --online` says whether it works.
+or set `OPENAI_API_KEY` and start `acp-agent chat` or `acp-agent serve` with
+`--model openai:gpt-5.5`. Then `acp-agent check --online` says whether it works.
 
 Until then you can try what this agent does:
 

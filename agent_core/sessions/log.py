@@ -17,6 +17,7 @@ from typing import Any, Final
 import anyio.lowlevel
 import msgspec
 
+from agent_core.errors import SessionNotFound
 from agent_core.events import (
     CompactionEnd,
     Event,
@@ -56,6 +57,7 @@ class Session:
         id: Unguessable, stable for ever.
         cwd: The absolute directory the conversation is about.
         depth: 0, or how deep the subagent is whose session this is.
+        owner: Whose it is, where several share a store.
         state: What the events so far lead to.
     """
 
@@ -63,6 +65,7 @@ class Session:
         self.id = header.id
         self.cwd = header.cwd
         self.depth = header.depth
+        self.owner = header.owner
         self.state = Projection()
         self._store = store
         self._events: list[Event] = []
@@ -82,15 +85,24 @@ class Session:
         return cls(header, store)
 
     @classmethod
-    async def load(cls, session_id: str, store: SessionStore) -> Session:
+    async def load(
+        cls, session_id: str, store: SessionStore, *, owner: str | None = None
+    ) -> Session:
         """Read a session and close what a crash left open.
 
+        Args:
+            session_id: Which.
+            store: Where it is kept.
+            owner: Whose it has to be; `None` for anybody's.
+
         Raises:
-            SessionNotFound: There is none.
+            SessionNotFound: There is none, or it is another's.
             SessionCorrupt: Its log cannot be read.
             StoreError: The repair could not be written.
         """
         header, events = await store.load(session_id)
+        if owner not in (None, header.owner):
+            raise SessionNotFound(session_id)
         session = cls(header, store)
         for start in range(0, len(events), _EVENTS_PER_CHECKPOINT):
             session._restore(events[start : start + _EVENTS_PER_CHECKPOINT])

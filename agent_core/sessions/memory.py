@@ -60,8 +60,20 @@ class MemoryStore:
         rows = [(seq, time_ms, body) for seq, (time_ms, body) in enumerate(kept.events)]
         return kept.header, decode_events(rows)
 
+    async def header(self, session_id: str) -> SessionHeader:
+        """Return what is known of a session besides its events."""
+        kept = self._sessions.get(session_id)
+        if kept is None:
+            raise SessionNotFound(session_id)
+        return kept.header
+
     async def list_sessions(
-        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50
+        self,
+        *,
+        cwd: str | None = None,
+        owner: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
     ) -> SessionPage:
         """Return one page of the sessions that had a prompt, the latest first."""
         before = position_of(cursor)
@@ -71,6 +83,7 @@ class MemoryStore:
             if header.title is not None
             and header.parent_id is None
             and cwd in (None, header.cwd)
+            and owner in (None, header.owner)
             and (before is None or (header.updated_ms, header.id) < before)
         ]
         headers.sort(key=lambda header: (header.updated_ms, header.id), reverse=True)

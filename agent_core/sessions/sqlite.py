@@ -58,12 +58,21 @@ class SqliteStore:
         """Read a session with its events in order."""
         return await self._ask(partial(self._writer.load, session_id))
 
+    async def header(self, session_id: str) -> SessionHeader:
+        """Read what is known of a session besides its events."""
+        return await self._ask(partial(self._writer.header, session_id))
+
     async def list_sessions(
-        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50
+        self,
+        *,
+        cwd: str | None = None,
+        owner: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
     ) -> SessionPage:
         """Read one page of the sessions that had a prompt, the latest first."""
         before = position_of(cursor)
-        return await self._ask(partial(self._writer.page, cwd, before, limit))
+        return await self._ask(partial(self._writer.page, cwd, owner, before, limit))
 
     async def delete(self, session_id: str) -> None:
         """Forget the session for good."""

@@ -54,16 +54,18 @@ _STEPS: Final = (  # step n leads from version n to the next; a new file takes t
         "alter table sessions add column parent_id text",
         "alter table sessions add column depth integer not null default 0",
     ),
+    ("alter table sessions add column owner text not null default ''",),
 )
 SCHEMA_VERSION: Final = len(_STEPS)
 _NEXT_SEQ: Final = (
     "select (select coalesce(max(seq) + 1, 0) from events where session = sessions.id)"
     " from sessions where id = ?"
 )
-_COLUMNS: Final = "id, cwd, created_ms, updated_ms, title, parent_id, depth"
+_COLUMNS: Final = "id, cwd, created_ms, updated_ms, title, parent_id, depth, owner"
 _HEADER: Final = f"select {_COLUMNS} from sessions"
 _PAGE: Final = (
     f"{_HEADER} where title is not null and parent_id is null and (:cwd is null or cwd = :cwd)"
+    " and (:owner is null or owner = :owner)"
     " and (:all or updated_ms < :ms or (updated_ms = :ms and id < :id))"
     " order by updated_ms desc, id desc limit :limit"
 )
@@ -305,7 +307,7 @@ class Writer:
             # A session that is open here may get its first prompt at any time.
             _forget(db, [session_id for (session_id,) in unused if session_id not in self._ours])
             db.execute(
-                f"insert into sessions ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?)",
+                f"insert into sessions ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?)",
                 astuple(header),
             )
         self._ours.add(header.id)
@@ -319,21 +321,29 @@ class Writer:
         """See `SqliteStore.load`."""
         self._write(is_durable=False)
         db = self._db()
-        row = db.execute(f"{_HEADER} where id = ?", (session_id,)).fetchone()
-        if row is None:
-            raise SessionNotFound(session_id)
+        header = self.header(session_id)
         rows = db.execute(
             "select seq, time_ms, body from events where session = ? order by seq", (session_id,)
         ).fetchall()
         events = decode_events(rows)
         self._ours.add(session_id)
         self._refused.pop(session_id, None)
-        return SessionHeader(*row), events
+        return header, events
 
-    def page(self, cwd: str | None, before: tuple[int, str] | None, limit: int) -> SessionPage:
+    def header(self, session_id: str) -> SessionHeader:
+        """See `SqliteStore.header`."""
+        row = self._db().execute(f"{_HEADER} where id = ?", (session_id,)).fetchone()
+        if row is None:
+            raise SessionNotFound(session_id)
+        return SessionHeader(*row)
+
+    def page(
+        self, cwd: str | None, owner: str | None, before: tuple[int, str] | None, limit: int
+    ) -> SessionPage:
         """See `SqliteStore.list_sessions`."""
         ms, last_id = before or (0, "")
-        values = {"cwd": cwd, "all": before is None, "ms": ms, "id": last_id, "limit": limit + 1}
+        where = {"cwd": cwd, "owner": owner}
+        values = where | {"all": before is None, "ms": ms, "id": last_id, "limit": limit + 1}
         return page_of([SessionHeader(*row) for row in self._db().execute(_PAGE, values)], limit)
 
     def delete(self, session_id: str) -> None:
@@ -381,7 +391,10 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
             db.execute(f"pragma user_version = {SCHEMA_VERSION}")
             db.execute("commit")
         if _version(db) > SCHEMA_VERSION:
-            raise StoreError("the session database was made by a newer version of this program")
+            raise StoreError(
+                "the session database was made by a newer version of this program; "
+                "update it, or use another folder with --state-dir"
+            )
     except BaseException:
         db.close()
         raise

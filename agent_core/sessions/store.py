@@ -21,7 +21,8 @@ class SessionHeader(Struct, frozen=True):
 
     `cwd` is absolute. Times are milliseconds since the epoch. `title` is `None` until the first
     prompt; until then the session can be loaded, but is not listed. A subagent's session has a
-    `parent_id` and a `depth` of at least 1; it is loaded, but never listed.
+    `parent_id` and a `depth` of at least 1; it is loaded, but never listed. `owner` names whose it
+    is where several share a store; empty for the person whose process it is.
     """
 
     id: str
@@ -31,6 +32,7 @@ class SessionHeader(Struct, frozen=True):
     title: str | None = None
     parent_id: str | None = None
     depth: int = 0
+    owner: str = ""
 
 
 class SessionPage(Struct, frozen=True):
@@ -85,13 +87,27 @@ class SessionStore(Protocol):
         """
         ...
 
+    async def header(self, session_id: str) -> SessionHeader:
+        """Read what is known of a session besides its events.
+
+        Raises:
+            SessionNotFound: There is none.
+        """
+        ...
+
     async def list_sessions(
-        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50
+        self,
+        *,
+        cwd: str | None = None,
+        owner: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
     ) -> SessionPage:
         """List sessions that had a prompt, the latest first, ids breaking ties.
 
         Args:
             cwd: Only sessions with exactly this directory.
+            owner: Only this one's sessions; `None` for everybody's.
             cursor: `next_cursor` of the page before.
             limit: Sessions on a page, at least 1.
 

@@ -33,6 +33,7 @@ POLITE_S: Final = 0.25
 MAX_IDLE: Final = 2
 """Idle workers kept for one tool; each costs what a Python process costs."""
 
+_MAIN: Final = "agent_core.tools.worker_main"
 _idle: weakref.WeakKeyDictionary[Tool, list[_Worker]] = weakref.WeakKeyDictionary()
 
 log = get_logger(__name__)
@@ -81,7 +82,8 @@ class _Worker:
         with theirs:
             try:
                 self._tree = ProcessTree(
-                    [sys.executable, "-m", "agent_core.tools.worker_main", str(theirs.fileno())],
+                    # -P: what lies in the session's directory is no module of ours.
+                    [sys.executable, "-P", "-m", _MAIN, str(theirs.fileno())],
                     cwd=cwd,
                     environ={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                     pass_fds=(theirs.fileno(),),

@@ -1,6 +1,7 @@
 """The published JSON schemas of ACP, and what a message must be to agree with them.
 
-``v1.json`` is the stable schema, ``v1.unstable.json`` has the drafts in it; both without their
+``v1.json`` is the stable schema, ``v1.unstable.json`` has the drafts in it, and one part of a
+draft that is newer than that file: a tool call's reference to a session. Both are without their
 prose. Senders must agree with the schema as it stands: its notes on leniency are for receivers.
 
 Source: https://agentclientprotocol.com, schema of version 1 (Apache-2.0).

@@ -27,10 +27,12 @@ class Lines:
     """An outbox that keeps what was sent, and refuses what no ACP client could read.
 
     Attributes:
+        schema: What updates and requests have to agree with.
         asked: The methods of requests by id; their results are held against the schema.
     """
 
     def __init__(self) -> None:
+        self.schema = SCHEMA
         self.asked: dict[object, str] = {}
         self.sent: list[dict[str, Any]] = []
         self.is_congested = False
@@ -50,8 +52,8 @@ class Lines:
     def _check(self, message: dict[str, Any]) -> None:
         """Hold what is sent against the published schema."""
         if (method := message.get("method")) is not None:
-            if method in SCHEMA.methods("client"):
-                assert SCHEMA.params_problems("client", method, message["params"]) == []
+            if method in self.schema.methods("client"):
+                assert self.schema.params_problems("client", method, message["params"]) == []
         elif "result" in message and (method := self.asked.get(message["id"])) is not None:
             schema = SCHEMA if method in SCHEMA.methods("agent") else DRAFTS
             assert schema.result_problems("agent", method, message["result"]) == []
@@ -131,6 +133,8 @@ async def talk(
     `capabilities` are the client's, `settings` go to the `Config`.
     """
     lines = Lines()
+    if isinstance(capabilities, dict) and "subagents" in capabilities:
+        lines.schema = DRAFTS  # whoever asked for a draft is sent it
     async with anyio.create_task_group() as tasks:
         connection = Connection(lines, tasks)
         at = Talk(connection, lines)

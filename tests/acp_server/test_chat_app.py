@@ -370,3 +370,106 @@ def test_answers_to_questions_are_not_in_the_history():
         someone.sees("outcome go\r\n.*> ")
         someone.types("\x1b[A\r")
         someone.sees(r"\[y/a/n\]: ")
+
+
+# --- with our own agent: subagents ------------------------------------------------------------
+
+OURS = [sys.executable, "-m", "acp_server", "serve"]
+
+
+def test_what_subagents_do_is_shown_below_their_calls(tmp_path):
+    done = piped(
+        "delegate delegate run echo deep\n", command=OURS, cwd=str(tmp_path), permissions="allow"
+    )
+
+    lines = done.stdout.decode().splitlines()
+    assert lines[0] == "… subagent: delegate run echo deep"
+    assert "  … subagent › subagent: run echo deep" in lines
+    assert "    ✓ subagent › subagent › Run: echo deep" in lines
+    assert "✓ subagent: delegate run echo deep" in lines
+
+
+@pytest.mark.requirement("B047")
+def test_ctrl_c_stops_subagents_at_every_level(tmp_path):
+    with person(command=OURS, cwd=str(tmp_path), permissions="allow") as someone:
+        someone.types(f"delegate delegate run echo $$ > {tmp_path}/pid; sleep 60\n")
+        someone.sees("subagent › subagent › Run: ")
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+            time.sleep(0.005)
+        someone.types(CTRL_C)
+        someone.sees("stopping")
+        someone.sees("stopped")
+        someone.sees("> ")
+        someone.types(CTRL_D)
+        assert someone.is_left_with() == 0
+
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+@pytest.mark.requirement("B047", "B058")
+def test_ctrl_c_at_the_prompt_stops_what_is_in_the_background(tmp_path):
+    with person(command=OURS, cwd=str(tmp_path), permissions="allow") as someone:
+        someone.types("delegate count 5000 slowly in the background\n")
+        someone.sees("> ")
+        someone.types(CTRL_C)
+        someone.sees("stopping subagent…")
+        someone.sees("> ")
+        someone.types("/agents\n")
+        someone.sees("- subagent: stop(ping|ped)")
+        someone.sees("> ")
+        someone.types(CTRL_D)
+        assert someone.is_left_with() == 0
+
+
+def test_an_unknown_command_is_answered_here():
+    with person() as someone:
+        someone.types("/nosuch\r")
+        someone.sees("No command /nosuch; /help lists them.")
+
+
+def test_a_letter_that_the_locale_cannot_write_is_no_end_of_the_chat():
+    code = "from acp_server.chat.keyboard import Keyboard; Keyboard(True).remember('\\xfc')"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+
+    done = subprocess.run(
+        command, env={**os.environ, "LC_ALL": "C"}, capture_output=True, timeout=LIMIT_S
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+OURS = [sys.executable, "-m", "acp_server", "serve"]
+
+
+def test_output_that_goes_away_in_a_turn_ends_the_chat():
+    process = subprocess.Popen(
+        chat_command(OURS, permissions="allow"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        process.stdin.write(b"run seq 1 100\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.stdout.close()
+
+        assert process.wait(LIMIT_S) == 1
+        assert process.stderr.read() == b""
+
+
+def test_a_session_of_before_is_gone_on_with(tmp_path):
+    piped("say hello\nsay again\n", command=OURS, cwd=str(tmp_path))
+
+    done = piped("say third\n", command=OURS, cwd=str(tmp_path), resume="")
+
+    shown = "    2 prompts before, the last one:\n    > say again\n    again\nthird\n"
+    assert done.stdout.decode() == shown
+    missing = piped("say x\n", command=OURS, cwd=str(tmp_path), resume="nope")
+    assert missing.stderr == b"error: there is no session nope\n"
+
+
+def test_an_agent_that_keeps_no_sessions_is_said_to_keep_none():
+    assert (
+        piped("count 1\n", resume="x").stderr == b"error: this agent cannot go on with a session\n"
+    )

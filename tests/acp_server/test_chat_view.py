@@ -313,3 +313,123 @@ def test_a_mode_is_told_when_it_changes(view, screen):
     view.set_mode("auto")
 
     assert screen.text == "mode: auto\n"
+
+
+# --- subagents -------------------------------------------------------------------------------
+
+
+def subagent(session_id, title=None, **state):
+    named = {} if title is None else {"title": title}
+    update = {"sessionUpdate": "subagent_update", "sessionId": session_id, **named}
+    return {**update, "state": state or {"state": "running"}}
+
+
+ENDED = {"state": "idle", "stopReason": "end_turn"}
+STOPPED = {"state": "idle", "stopReason": "cancelled"}
+
+
+def link(session_id):
+    return [{"type": "session", "sessionId": session_id}]
+
+
+def test_what_subagents_do_stands_below_their_calls_with_their_names(view, screen):
+    view.update(call("d", name="delegate", title="rev: look", status="in_progress"), "s")
+    view.update(subagent("a", "rev"), "s")
+    view.update(call_update("d", content=link("a")), "s")
+    view.update(chunk("not shown, it is in the answer"), "a")
+    view.update(call("c", title="delegate it", status="in_progress"), "a")
+    view.update(subagent("b", "helper"), "a")
+    view.update(call_update("c", content=link("b")), "a")
+    view.update(call("c", title="Run: make", kind="execute", status="pending"), "b")
+    view.update(call_update("c", status="failed", content=content("not shown")), "b")
+    view.update(subagent("b", **ENDED), "a")
+    view.update(call_update("c", status="completed"), "a")
+    view.update(subagent("a", **ENDED), "s")
+    answer = [*link("a"), *content("all is well")]
+    view.update(call_update("d", status="completed", content=answer), "s")
+    view.end_turn("end_turn")
+
+    assert screen.text.splitlines() == [
+        "… rev: look",
+        "  … rev › delegate it",
+        "    … rev › helper › Run: make",
+        "    ✗ rev › helper › Run: make",
+        "  ✓ rev › delegate it",
+        "✓ rev: look",
+        "    all is well",
+    ]
+    assert view.subagents() == []
+
+
+def test_subagents_side_by_side_are_told_apart_by_their_names(view, screen):
+    for session_id, name in (("a", "ann"), ("b", "bob")):
+        view.update(subagent(session_id, name), "s")
+        view.update(call("c", title="Read x", status="pending"), session_id)
+    view.update(call_update("c", status="completed"), "a")
+
+    assert screen.text.splitlines() == [
+        "  … ann › Read x",
+        "  … bob › Read x",
+        "  ✓ ann › Read x",
+    ]
+
+
+def test_one_in_the_background_outlives_the_turn_and_has_a_line_for_its_end(view, screen):
+    view.update(subagent("a", "ann"), "s")
+    view.update(call("c", title="Read x", status="pending"), "a")
+    view.end_turn("end_turn")
+    assert view.subagents() == ["ann"]
+    assert "✗" not in screen.text
+
+    view.update(call_update("c", status="failed"), "a")
+    view.update(subagent("a", **STOPPED), "s")
+
+    assert screen.text.splitlines() == ["  … ann › Read x", "  ✗ ann › Read x", "✗ ann"]
+    assert view.subagents() == []
+
+
+def test_what_a_subagent_without_a_session_does_is_shown_as_it_comes(view, screen):
+    view.update(call("d", name="delegate", title="gem: look", status="in_progress"))
+    for shown in ("Read a", "```\nRead a\nRun b\n```", "```\nRun b\n  failed\nRead a\n```"):
+        view.update(call_update("d", content=content(shown)))
+    view.update(call_update("d", status="completed", content=content("done")))
+
+    assert screen.text.splitlines() == [
+        "… gem: look",
+        "  … Read a",
+        "  … Run b",
+        "  … failed",
+        "  … Read a",
+        "✓ gem: look",
+        "    done",
+    ]
+
+
+def test_what_other_calls_print_on_the_way_is_not_repeated_line_by_line(view, screen):
+    view.update(call("c", name="shell", title="Run: make", kind="execute", status="in_progress"))
+    view.update(call_update("c", content=content("one")))
+    view.update(call_update("c", status="completed", content=content("```\none\ntwo\n```")))
+
+    assert screen.text == "… Run: make\n✓ Run: make\n    one\n    two\n"
+
+
+def test_on_a_terminal_lines_of_subagents_take_back_nothing_but_themselves(rich_view, screen):
+    rich_view.update(call("d", name="delegate", title="gem: look", status="in_progress"))
+    rich_view.update(call_update("d", content=content("Read a")))
+    rich_view.update(subagent("a", "ann"))
+    rich_view.update(call("c", title="Read x", status="pending"), "a")
+    rich_view.update(call_update("c", status="completed"), "a")
+    rich_view.update(subagent("a", **ENDED))
+
+    assert re.sub(r"\x1b\[\d+m", "", screen.text) == (
+        "… gem: look\n  … Read a\n  … ann › Read x\r\x1b[K  ✓ ann › Read x\n✓ ann\n"
+    )
+
+
+@pytest.mark.parametrize("value", [None, 7, "x", [], {}, [None]])
+def test_updates_about_subagents_of_any_shape_are_survived(view, value):
+    keys = ["sessionId", "title", "state", "toolCallId", "content", "status", "name"]
+    for kind in ("subagent_update", "tool_call", "tool_call_update", "session_message"):
+        for session_id in ("", "x"):
+            view.update({"sessionUpdate": kind, **dict.fromkeys(keys, value)}, session_id)
+            view.update({"sessionUpdate": kind, "sessionId": "x", "state": {"state": value}})

@@ -284,3 +284,38 @@ def test_a_session_without_a_prompt_is_shown_by_its_whole_id(capsys):
         assert session_id in capsys.readouterr().out
     assert main(["sessions", "show", "sess_none"]) == 1
     assert "acp-agent: no session sess_none" in capsys.readouterr().err
+
+
+def test_a_full_disk_behind_the_output_is_told():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "sessions", "list"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == b"acp-agent: standard output: No space left on device\n"
+
+
+def test_a_look_at_the_sessions_makes_no_file(capsys):
+    assert main(["sessions", "list"]) == 0
+    assert not load_config({}).sessions_path.parent.exists()
+
+
+def test_no_sessions_at_all_cannot_be_listed():
+    with pytest.raises(SystemExit, match="2"):
+        main(["sessions", "list", "-n", "0"])
+
+
+def test_a_chat_from_a_directory_that_is_gone_says_so(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    assert main(["chat"]) == 2
+    assert "not there any more" in capsys.readouterr().err
+
+
+def test_a_key_that_is_not_stored_cannot_be_forgotten(capsys):
+    assert main(["logout", "opnai"]) == 1
+    assert "no key of 'opnai'" in capsys.readouterr().err

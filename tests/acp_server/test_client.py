@@ -277,3 +277,22 @@ async def test_only_the_environment_that_was_given_is_handed_on():
         await agent.ended.wait()
 
         assert agent.last_words == ["['LC_ALL', 'ONLY']"]
+
+
+async def test_a_failure_of_ours_still_ends_the_agent():
+    def fail(_line: str) -> None:
+        raise BrokenPipeError
+
+    with anyio.fail_after(20), pytest.raises(ExceptionGroup) as failure:  # noqa: PT012
+        async with open_agent(
+            AGENT, cwd="/", methods={}, notifications={}, on_stderr=fail
+        ) as agent:
+            await agent.initialize("test")
+            session = await agent.request("session/new", {"cwd": "/", "mcpServers": []})
+            prompt = [{"type": "text", "text": "die"}]
+            params = {"sessionId": session["sessionId"], "prompt": prompt}
+            with pytest.raises(AgentGone):
+                await agent.request("session/prompt", params)
+
+    assert failure.group_contains(BrokenPipeError)
+    assert is_gone(agent.pid)

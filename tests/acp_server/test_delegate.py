@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from core_rig import Entry, Hang, say
+from core_rig import Entry, Hang
+from delegating import LIMIT_S, alone, calls, client, delegates, runs
 from serving import serving
-from talking import Talk, said_by_agent, talk
+from talking import said_by_agent
 
-from agent_core.agent import Agent
-from agent_core.content import Usage, text_of
 from agent_core.events import Aborted, TurnEnd
-from agent_core.models.adapter import (
-    Finish,
-    ModelEvent,
-    ModelInfo,
-    ModelRequest,
-    Price,
-    ToolCallDelta,
-    UsageReport,
-    UserTurn,
-)
-from agent_core.models.choice import Models
 from agent_core.sessions.sqlite import SqliteStore
 
-LIMIT_S = 15
 CANCELLED = {"outcome": {"outcome": "cancelled"}}
 
 
@@ -40,123 +25,11 @@ def selected(option: str) -> dict[str, Any]:
     return {"outcome": {"outcome": "selected", "optionId": option}}
 
 
-class ByTask:
-    """Plays the entries of whatever the last prompt says, one for each call, then ``done``."""
-
-    info = ModelInfo("by-task", context_tokens=1000, price=Price(input=1e6, output=0.0))
-
-    def __init__(self, script: Mapping[str, Sequence[Entry]]) -> None:
-        self.requests: list[ModelRequest] = []
-        self._script = script
-        self._played: dict[tuple[str, str], int] = {}
-
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        told = (text_of(m.content) for m in reversed(request.messages) if isinstance(m, UserTurn))
-        task = next(text for text in told if not text.startswith("<"))
-        self.requests.append(request)
-        number = self._played.get((request.session_id, task), 0)
-        self._played[request.session_id, task] = number + 1
-        entries = self._script.get(task, ())
-        entry = entries[number] if number < len(entries) else say("done")
-        async with aclosing(entry(request)) as events:
-            async for event in events:
-                yield event
-
-    async def aclose(self) -> None:
-        pass
-
-
-def calls(name: str, *arguments: Mapping[str, Any], tokens: int = 0) -> Entry:
-    async def play(_request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        for index, each in enumerate(arguments):
-            yield ToolCallDelta(index, name, json.dumps(each))
-        if tokens:
-            yield UsageReport(Usage(input_tokens=tokens))
-        yield Finish("tool_calls")
-
-    return play
-
-
-def runs(command: str = "true") -> Entry:
-    return calls("shell", {"command": command})
-
-
-def delegates(*names: str, background: bool = False) -> Entry:
-    more = {"background": True} if background else {}
-    return calls("delegate", *({"task": name, "name": name} | more for name in names))
-
-
 TWO_DOWN: dict[str, Sequence[Entry]] = {
     "go": [delegates("mid")],
     "mid": [delegates("low")],
     "low": [runs("echo hi")],
 }
-
-
-class Client:
-    """One session of a client in this process."""
-
-    def __init__(self, at: Talk, agent: Agent, model: ByTask) -> None:
-        self.at = at
-        self.agent = agent
-        self.model = model
-        self.id = agent.id
-
-    @property
-    def questions(self) -> list[dict[str, Any]]:
-        sent = self.at.lines.sent
-        return [m for m in sent if m.get("method") == "session/request_permission"]
-
-    @property
-    def updates(self) -> list[dict[str, Any]]:
-        return self.at.lines.updates()
-
-    def prompt(self, text: str) -> int:
-        return self.at.prompt(self.id, text)
-
-    def cancel(self) -> None:
-        self.at.cancel(self.id)
-
-    async def asked(self, count: int = 1) -> dict[str, Any]:
-        """Wait for so many questions; return the last one."""
-        await self.at.lines.until(lambda: len(self.questions) >= count)
-        return self.questions[-1]
-
-    def answer(self, question: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-        message = {"jsonrpc": "2.0", "id": question["id"], "result": result}
-        self.at.connection.receive(json.dumps(message).encode())
-
-    async def stop_reason(self, request_id: int) -> str:
-        reason: str = (await self.at.result(request_id))["stopReason"]
-        return reason
-
-    async def say(self, text: str) -> list[dict[str, Any]]:
-        """Prompt, and return the updates up to the answer."""
-        before = len(self.updates)
-        await self.at.result(self.prompt(text))
-        return self.updates[before:]
-
-    def calls_of(self, call_id: str) -> list[dict[str, Any]]:
-        return [u for u in self.updates if u.get("toolCallId") == call_id]
-
-    def call_ids(self) -> list[str]:
-        return [u["toolCallId"] for u in self.updates if u["sessionUpdate"] == "tool_call"]
-
-
-@asynccontextmanager
-async def client(
-    tmp_path: Path, script: Mapping[str, Sequence[Entry]], *, mode: str = "ask"
-) -> AsyncIterator[Client]:
-    model = ByTask(script)
-    with anyio.fail_after(LIMIT_S):
-        async with talk(tmp_path, mode=mode) as (at, backend):
-            backend.runtime.models = Models(model)
-            session_id = await at.new_session()
-            yield Client(at, backend.runtime.agents[session_id], model)
-
-
-def alone(at: Client) -> bool:
-    return list(at.agent._runtime.agents) == [at.id]
 
 
 # --- questions from below --------------------------------------------------------------------
@@ -534,3 +407,38 @@ async def test_closing_or_deleting_the_session_ends_those_in_the_background(
 
         assert at.agent._runtime.agents == {}
         assert hang.noticed.is_set()
+
+
+@pytest.mark.requirement("R74", "B047")
+async def test_one_in_the_background_that_ignores_a_stop_without_a_prompt_is_named_until_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_core.background.SLOW_AFTER_S", 0)
+    deaf = Hang(is_slow=True)
+    script = {"go": [delegates("deaf", background=True)], "deaf": [deaf]}
+    async with client(tmp_path, script) as at:
+        await at.say("go")
+        await deaf.hanging.wait()
+        at.cancel()
+        await at.at.lines.until(lambda: at.calls_of("stopping-deaf"))
+        deaf.gate.set()
+        await at.at.lines.until(lambda: len(at.calls_of("stopping-deaf")) == 2)
+
+        begun, over = at.calls_of("stopping-deaf")
+        assert (begun["title"], begun["status"]) == ("Waiting for deaf to stop", "in_progress")
+        assert (over["title"], over["status"]) == ("deaf has stopped", "completed")
+        await at.agent.when_idle()
+        assert alone(at)
+
+
+async def test_one_in_the_background_that_heeds_a_stop_is_not_spoken_of(tmp_path: Path) -> None:
+    hang = Hang()
+    script = {"go": [delegates("good", background=True)], "good": [hang]}
+    async with client(tmp_path, script) as at:
+        await at.say("go")
+        await hang.hanging.wait()
+        before = len(at.updates)
+        at.cancel()
+        await at.agent.when_idle()
+
+        assert len(at.updates) == before

@@ -290,3 +290,99 @@ async def test_the_last_words_of_a_long_answer_come_before_its_end(tmp_path: Pat
             expected = "".join(f"{number} " for number in range(1, 1001))
             assert client.text(session)[before:] == expected
             assert await client.wire.silence() == []
+
+
+# --- what the session is afterwards ---------------------------------------------------------
+
+
+@pytest.mark.requirement("B001", "B008", "B073")
+async def test_the_first_prompt_can_be_stopped_at_once_and_twice(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        slow = prompt_message("p", session, "count 100000 slowly")
+
+        send_together(client, slow, cancel_message(session), cancel_message(session))
+
+        await settle_cancelled(client, session, "p")
+        await follow_up(client, session)
+
+
+@pytest.mark.requirement("B016", "B065")
+async def test_a_stopped_turn_stays_in_the_history_of_its_session(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        request_id = client.prompt(session, "count 100000 slowly")
+        await chunk_of(client, session, "3 ")
+        client.cancel(session)
+        await settle_cancelled(client, session, request_id)
+        await follow_up(client, session)
+        live = client.text(session)
+    async with served(tmp_path) as client:
+        await load(client, session, tmp_path)
+
+        users = [
+            update["content"]["text"]
+            for update in client.wire.updates(session)
+            if update["sessionUpdate"] == "user_message_chunk"
+        ]
+        assert users == ["count 100000 slowly", "say ok"]
+        assert client.text(session) == live
+
+
+@pytest.mark.requirement("B031", "B041")
+async def test_a_cancel_in_the_first_of_three_calls_starts_no_other(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        prompt = "run sleep 300 then write never.txt: x then say never"
+        request_id = client.prompt(session, prompt)
+        await tool_update(client, session, "in_progress")
+
+        client.cancel(session)
+
+        await settle_cancelled(client, session, request_id)
+        assert len(tool_calls(client, session)) == 1
+        assert not (tmp_path / "never.txt").exists()
+        await follow_up(client, session)
+
+
+@pytest.mark.requirement("B033")
+async def test_every_prompt_of_a_long_session_is_answered(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        for number in range(100):
+            assert await client.stop_reason(client.prompt(session, f"say {number}")) == "end_turn"
+        assert client.text(session) == "".join(str(number) for number in range(100))
+
+
+@pytest.mark.requirement("B042", "B043", "B046")
+@pytest.mark.parametrize("kind", ["allow_once", "allow_always", "reject_once", "reject_always"])
+async def test_after_any_answer_to_a_question_the_turn_goes_on(tmp_path: Path, kind: str) -> None:
+    def choose(params: Message) -> Message:
+        option = next(option for option in params["options"] if option["kind"] == kind)
+        return {"outcome": {"outcome": "selected", "optionId": option["optionId"]}}
+
+    async with served(tmp_path, permission=choose) as client:
+        session = await client.new_session(tmp_path)
+
+        reason = await client.stop_reason(client.prompt(session, "write it.txt: x"))
+
+        assert reason == "end_turn"
+        assert client.text(session) != ""
+        assert (tmp_path / "it.txt").exists() == kind.startswith("allow")
+
+
+@pytest.mark.requirement("B162", "B161")
+async def test_a_mode_chosen_in_one_session_leaves_the_other_alone(tmp_path: Path) -> None:
+    async with served(tmp_path, permission="reject") as client:
+        one, other = await client.new_session(tmp_path), await client.new_session(tmp_path)
+        running = client.prompt(other, "count 30 slowly")
+        await chunk_of(client, other, "2 ")
+        mode = {"sessionId": one, "modeId": "bypass"}
+
+        await client.result(client.wire.request("session/set_mode", mode))
+
+        assert await client.stop_reason(running) == "end_turn"
+        await client.stop_reason(client.prompt(one, "write one.txt: x"))
+        await client.stop_reason(client.prompt(other, "write other.txt: x"))
+        assert (tmp_path / "one.txt").exists()
+        assert not (tmp_path / "other.txt").exists()

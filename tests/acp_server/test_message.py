@@ -214,10 +214,12 @@ def test_no_line_whatsoever_raises(line):
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (b'{"code":-32800,"message":"gone"}', (-32800, "gone")),
-        (b'{"code":"many","message":[]}', (0, "malformed error")),
-        (b"5", (0, "malformed error")),
-        (None, (0, "")),
+        (b'{"code":-32800,"message":"gone"}', (-32800, "gone", "")),
+        (b'{"code":1,"message":"m","data":{"reason":"why"}}', (1, "m", "why")),
+        (b'{"code":1,"message":"m","data":{"reason":5}}', (1, "m", "")),
+        (b'{"code":"many","message":[]}', (0, "malformed error", "")),
+        (b"5", (0, "malformed error", "")),
+        (None, (0, "", "")),
     ],
 )
 def test_an_error_is_read_whatever_its_shape(error, expected):

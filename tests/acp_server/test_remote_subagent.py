@@ -4,23 +4,31 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from remoting import (
+    assert_told_nothing_but_the_session,
+    delegating,
+    group_of,
+    outcome_of,
+    pid_of,
+    received,
+    recorded,
+    said,
+    start,
+    until,
+)
 
 from acp_server.remote import MAX_OUTPUT_BYTES, RemoteProvider
-from agent_core.agent import Agent
 from agent_core.cancellation import PARENT, USER, AbortController, AbortSignal, TurnAborted
 from agent_core.content import Link, Text
 from agent_core.errors import AgentDisposed, AgentError
 from agent_core.subagents import SubagentRefused, SubagentRequest, SubagentResult, SubagentRun
-from agent_core.testing import abort_at_every_await, rehearsal_agent
+from agent_core.testing import abort_at_every_await
 
-LIMIT_S = 15
 OUR_AGENT = [sys.executable, "-m", "acp_server", "serve"]
 SCRIPTED = [sys.executable, str(Path(__file__).with_name("scripted_agent.py"))]
 HELPERS = """
@@ -42,69 +50,6 @@ def prompted():
 
 def agent_of(code: str) -> list[str]:
     return [sys.executable, "-c", HELPERS + code]
-
-
-def recorded(path: Path, command: list[str]) -> list[str]:
-    """The command, with all that it reads kept in a file."""
-    return ["sh", "-c", 'tee "$0" | exec "$@"', str(path), *command]
-
-
-def received(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
-@asynccontextmanager
-async def delegating(place: Path, command: list[str], **options: Any) -> AsyncIterator[Agent]:
-    with anyio.fail_after(LIMIT_S):
-        async with rehearsal_agent(str(place)) as parent:
-            runtime = parent._runtime
-            runtime.subagents.register(RemoteProvider(runtime, "remote", command, **options))
-            yield parent
-
-
-async def start(
-    parent: Agent, prompt: str, *, signal: AbortSignal | None = None, **parts: Any
-) -> SubagentRun:
-    signal = signal or AbortController().signal
-    request = SubagentRequest((Text(prompt),), parent, signal, **parts)
-    return await parent._runtime.subagents.start("remote", request)
-
-
-async def outcome_of(parent: Agent, prompt: str, **options: Any) -> SubagentResult:
-    """Run to the end; nothing is left of it."""
-    run = await start(parent, prompt, **options)
-    try:
-        return await run.result()
-    finally:
-        await run.dispose()
-        assert group_of(run) == []
-
-
-def pid_of(run: Any) -> int:
-    return run._run._agent.pid
-
-
-def group_of(run: SubagentRun) -> list[int]:
-    """The processes of its group, zombies too."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[2]) == pid_of(run):
-                found.append(int(entry.name))
-    return found
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - another process makes it true
-        await anyio.sleep(0.005)
-
-
-def said(run: Any) -> str:
-    return str(run._run._output)
 
 
 async def test_our_own_agent_answers_and_is_gone(tmp_path):
@@ -151,20 +96,6 @@ async def test_an_agent_we_did_not_write_is_cancelled_by_its_session_id_alone(tm
 
     assert result == SubagentResult("aborted", "waiting")
     assert_told_nothing_but_the_session(wire)
-
-
-def assert_told_nothing_but_the_session(wire: Path) -> None:
-    messages = received(wire)
-    methods = [message["method"] for message in messages if "method" in message]
-    session_id = messages[[m.get("method") for m in messages].index("session/prompt")]["params"]
-    assert methods == ["initialize", "session/new", "session/prompt", "session/cancel"]
-    assert messages[-1] == {
-        "jsonrpc": "2.0",
-        "method": "session/cancel",
-        "params": {"sessionId": session_id["sessionId"]},
-    }
-    for word in (b'"parent"', b'"user"', b'"kind"', b'"cause"', b'"reason"'):
-        assert word not in wire.read_bytes()
 
 
 async def test_the_agent_is_told_the_prompt_and_the_place_and_offered_nothing(tmp_path):

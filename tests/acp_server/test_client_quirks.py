@@ -1,0 +1,215 @@
+"""How real clients behave, and what an agent must never do to them.
+
+Each sentence was seen on the wire with at least one client. What a cancel with an open question
+has to do is proved in `test_field_reports` and `test_cancel_matrix`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from serve_rig import SERVE, chunk_of, follow_up, served, texts
+from serving import ask, environment, line
+
+from conformance.client import Client
+from conformance.wire import Wire
+
+
+@pytest.mark.requirement("QUIRK-02")
+async def test_a_prompt_without_a_session_is_refused_and_nothing_else_happens(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as client:
+        prompt = [{"type": "text", "text": "say hi"}]
+        request_id = client.wire.request("session/prompt", {"sessionId": None, "prompt": prompt})
+
+        assert (await client.wire.response(request_id))["error"]["code"] == -32602
+
+        await follow_up(client, await client.new_session(tmp_path))
+
+
+@pytest.mark.requirement("QUIRK-04")
+async def test_a_prompt_that_comes_without_a_cancel_waits_for_the_turn_that_runs(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        first = client.prompt(session, "count 20 slowly")
+        await chunk_of(client, session, "2 ")
+        second = client.prompt(session, "say next")
+
+        assert await client.stop_reason(second) == "end_turn"
+
+        assert await client.stop_reason(first) == "end_turn"
+        counted = "".join(f"{number} " for number in range(1, 21))
+        assert texts(client, session, [first, second]) == [counted, "next", ""]
+
+
+@pytest.mark.requirement("QUIRK-05")
+async def test_capabilities_under_another_name_are_none_and_ids_may_be_text(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "here.txt").write_text("on disk")
+    async with Wire.spawn(SERVE, cwd=tmp_path) as wire:
+        offered = {"fs": {"readTextFile": True, "writeTextFile": True}, "terminal": True}
+        opening = {"protocolVersion": 1, "capabilities": offered}
+        wire.send(ask("7f1c-a", "initialize", opening))
+        await wire.response("7f1c-a")
+        wire.send(ask("7f1c-b", "session/new", {"cwd": str(tmp_path), "mcpServers": []}))
+        session = (await wire.response("7f1c-b"))["result"]["sessionId"]
+        prompt = [{"type": "text", "text": "read here.txt"}]
+        wire.send(ask("7f1c-c", "session/prompt", {"sessionId": session, "prompt": prompt}))
+
+        assert (await wire.response("7f1c-c"))["result"]["stopReason"] == "end_turn"
+
+        assert [m["method"] for m in wire.received if "id" in m and "method" in m] == []
+
+
+@pytest.mark.requirement("QUIRK-06", "QUIRK-20")
+async def test_it_starts_with_nothing_but_a_path_and_its_first_line_is_the_answer(
+    tmp_path: Path,
+) -> None:
+    env = {"PATH": os.environ["PATH"], "TERM": "dumb", "XDG_STATE_HOME": str(tmp_path / "state")}
+    async with Wire.spawn(SERVE, cwd=tmp_path, env=env) as wire:
+        wire.send(ask(1, "initialize", {"protocolVersion": 1}))
+        await wire.response(1)
+        assert wire.received[0]["id"] == 1
+        assert wire.noise == []
+
+        wire.send(ask(2, "session/new", {"cwd": str(tmp_path), "mcpServers": []}))
+
+        assert "result" in await wire.response(2)
+
+
+@pytest.mark.requirement("QUIRK-09", "QUIRK-11")
+async def test_stderr_stays_silent_while_all_goes_well(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        for prompt in ("say a", "run echo b", "write c.txt: c", "read c.txt", "nonsense"):
+            assert await client.stop_reason(client.prompt(session, prompt)) == "end_turn"
+
+        assert client.wire.stderr == ""
+
+
+@pytest.mark.requirement("QUIRK-10")
+async def test_each_prompt_may_come_from_a_process_of_its_own_that_resumes(tmp_path: Path) -> None:
+    async with Wire.spawn(SERVE, cwd=tmp_path) as wire:
+        first = Client(wire)
+        await first.initialize()
+        session = await first.new_session(tmp_path)
+        await first.stop_reason(first.prompt(session, "say first"))
+        wire.kill()  # as one client ends it each time
+        await wire.exited()
+    params = {"sessionId": session, "cwd": str(tmp_path), "mcpServers": []}
+    for number in range(3):
+        async with served(tmp_path) as client:
+            await client.result(client.wire.request("session/resume", params))
+            await client.stop_reason(client.prompt(session, f"say {number}"))
+    async with served(tmp_path) as client:
+        await client.result(client.wire.request("session/load", params))
+        assert client.text(session) == "first012"
+
+
+@pytest.mark.requirement("QUIRK-12")
+async def test_authenticating_is_cheap_and_may_be_done_again_and_again(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        for _ in range(3):
+            request_id = client.wire.request("authenticate", {"methodId": "configured"})
+            assert (await client.wire.response(request_id))["result"] == {}
+
+        await follow_up(client, await client.new_session(tmp_path))
+
+
+@pytest.mark.requirement("QUIRK-12")
+async def test_nothing_that_is_sent_says_null(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        await client.stop_reason(client.prompt(session, "write a.txt: b then run echo c"))
+        for method in ("session/load", "session/resume"):
+            params = {"sessionId": session, "cwd": str(tmp_path), "mcpServers": []}
+            await client.result(client.wire.request(method, params))
+
+        for message in client.wire.received:
+            assert "null" not in json.dumps(message).split('"')[2::2], message
+
+
+@pytest.mark.requirement("QUIRK-15")
+async def test_the_model_call_of_older_clients_is_an_unknown_method(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        params = {"sessionId": session, "modelId": "smart"}
+
+        response = await client.wire.response(client.wire.request("session/set_model", params))
+
+        assert response["error"]["code"] == -32601
+        await follow_up(client, session)
+
+
+@pytest.mark.requirement("QUIRK-18")
+async def test_a_question_that_is_answered_cancelled_ends_the_turn_without_a_cancel(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path, permission="cancelled") as client:
+        session = await client.new_session(tmp_path)
+
+        assert await client.stop_reason(client.prompt(session, "write no.txt: x")) == "cancelled"
+
+        assert not (tmp_path / "no.txt").exists()
+        await follow_up(client, session)
+
+
+@pytest.mark.requirement("QUIRK-14")
+@pytest.mark.parametrize("prompt", ["run true", "write a.txt: b", "/mode ask", "nonsense"])
+async def test_a_turn_that_ends_well_says_something(tmp_path: Path, prompt: str) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+
+        assert await client.stop_reason(client.prompt(session, prompt)) == "end_turn"
+
+        assert client.text(session) != ""
+
+
+def write_odd_name(folder: Path) -> None:
+    Path(os.fsdecode(os.fsencode(folder) + b"/odd-\xff.txt")).write_text("needle")
+
+
+async def test_a_file_name_that_is_not_utf_8_reaches_no_client_as_a_lone_surrogate(
+    tmp_path: Path,
+) -> None:
+    write_odd_name(tmp_path)
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        for prompt in ("list", "search needle", "run ls"):
+            assert await client.stop_reason(client.prompt(session, prompt)) == "end_turn"
+
+        for message in client.wire.received:
+            json.dumps(message, ensure_ascii=False).encode()  # fails for a lone surrogate
+
+
+async def test_a_batch_is_refused_whole_and_none_is_ever_sent(tmp_path: Path) -> None:
+    async with Wire.spawn(SERVE, cwd=tmp_path, env=environment()) as wire:
+        wire.send(ask(1, "initialize", {"protocolVersion": 1}))
+        await wire.response(1)
+
+        wire.send_bytes(line([ask(2, "session/list"), ask(3, "session/list")]))
+        wire.send(ask(4, "session/list"))
+
+        assert "result" in await wire.response(4)
+        assert wire.responses(2) == wire.responses(3) == []
+        assert all(isinstance(message, dict) for message in wire.received)
+
+
+async def test_nothing_more_is_said_once_a_load_is_answered(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        session = await client.new_session(tmp_path)
+        await follow_up(client, session)
+        params = {"sessionId": session, "cwd": str(tmp_path), "mcpServers": []}
+
+        await client.result(client.wire.request("session/load", params))
+
+        assert await client.wire.silence() == []
+        kinds = [update["sessionUpdate"] for update in client.wire.updates(session)]
+        assert kinds[-1] == "available_commands_update"
