@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 import anyio
@@ -301,7 +301,8 @@ class Wire:
                         await self._process.stdin.send(raw)
                     except (anyio.BrokenResourceError, OSError):
                         can_write = False  # the agent closed its input; the trace goes on
-        await self._process.stdin.aclose()
+        with suppress(anyio.BrokenResourceError, OSError):  # the agent may be gone by now
+            await self._process.stdin.aclose()
         self._input_closed.set()
 
     async def _read_stdout(self) -> None:

@@ -55,7 +55,7 @@ async def test_what_waits_for_initialize_is_called_once_it_was_answered(tmp_path
 
 
 @pytest.mark.requirement("B121", "B120", "ACP-050", "ACP-142")
-async def test_commands_are_offered_behind_the_answer_to_new_and_to_load(tmp_path):
+async def test_commands_are_offered_behind_the_answer_to_new_and_before_that_to_load(tmp_path):
     async with talk(tmp_path) as (at, _backend):
         session = await at.new_session()
         new_answer = at.lines.sent[1]
@@ -63,7 +63,7 @@ async def test_commands_are_offered_behind_the_answer_to_new_and_to_load(tmp_pat
         await at.lines.until(lambda: len(at.lines.sent) == 5)
 
         kinds = [m.get("method", "answer") for m in at.lines.sent]
-        assert kinds == ["answer", "answer", "session/update", "answer", "session/update"]
+        assert kinds == ["answer", "answer", "session/update", "session/update", "answer"]
         assert [u["sessionUpdate"] for u in at.lines.updates()] == ["available_commands_update"] * 2
         assert loaded["modes"] == new_answer["result"]["modes"]
         modes = loaded["modes"]

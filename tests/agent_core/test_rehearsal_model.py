@@ -181,7 +181,7 @@ async def test_anything_else_gets_an_honest_answer_that_says_what_to_do(prompt: 
     said = text_in(events)
     assert said.startswith("No model is configured")
     for line in (
-        "acp-agent serve --model openai:gpt-5.5",
+        "--model openai:gpt-5.5",
         "OPENAI_API_KEY",
         "~/.config/acp-agent/config.toml",
         'model = "openai:gpt-5.5"',

@@ -68,7 +68,16 @@ def pids_with(argument: str) -> list[int]:
 
 
 def children() -> set[int]:
-    return set(pids_with("agent_core.tools.worker_main"))
+    """Our own workers; tests beside these have others."""
+    found = set()
+    for pid in pids_with("agent_core.tools.worker_main"):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue
+        if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+            found.add(pid)
+    return found
 
 
 @pytest.fixture
