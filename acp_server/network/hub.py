@@ -207,7 +207,10 @@ class NetworkClient:
             if limit_s and quiet_s >= limit_s and not self.connection.peer.n_in_flight:
                 self.end("idle")
                 return
-            await anyio.sleep(max(0.05, limit_s - quiet_s) if limit_s else HANDSHAKE_S)
+            often_s = (self._hub.limits.idle_s or HANDSHAKE_S) / 4
+            await anyio.sleep(
+                max(often_s, limit_s - quiet_s) if self.connection.is_initialized else often_s
+            )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -226,6 +227,10 @@ def _server(
             await super().startup(sockets)
             on_listening()
 
+    # What it says of bad UTF-8 is a traceback, and the peer is told by the close code.
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: not str(record.msg).startswith("Invalid UTF-8")
+    )
     limits = config.network
     settings = uvicorn.Config(
         app,

@@ -197,19 +197,21 @@ async def test_a_page_of_a_foreign_origin_is_refused_and_one_of_ours_is_not(
 
 
 async def test_a_name_pointed_at_this_computer_by_somebody_else_is_refused(tmp_path: Path) -> None:
-    async with listening(tmp_path, "--host", "mine.example") as server:
-        async with httpx2.AsyncClient() as http:
-            for host, status in (
-                ("evil.example", 403),
-                (f"evil.example:{server.port}", 403),
-                ("127.0.0.1.evil.example", 403),
-                ("localhost", 200),
-                (f"LOCALHOST:{server.port}", 200),
-                (f"[::1]:{server.port}", 200),
-                ("mine.example", 200),
-            ):
-                answer = await http.get(f"{server.http}/", headers={"host": host})
-                assert answer.status_code == status, host
+    async with (
+        listening(tmp_path, "--host", "mine.example") as server,
+        httpx2.AsyncClient() as http,
+    ):
+        for host, status in (
+            ("evil.example", 403),
+            (f"evil.example:{server.port}", 403),
+            ("127.0.0.1.evil.example", 403),
+            ("localhost", 200),
+            (f"LOCALHOST:{server.port}", 200),
+            (f"[::1]:{server.port}", 200),
+            ("mine.example", 200),
+        ):
+            answer = await http.get(f"{server.http}/", headers={"host": host})
+            assert answer.status_code == status, host
 
 
 # --- what somebody may reach ----------------------------------------------------------------
