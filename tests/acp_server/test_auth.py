@@ -236,7 +236,7 @@ def test_a_login_says_what_it_takes_for_the_key_to_be_used() -> None:
         (("login", "openai"), "sk secret\n", 1, "characters that no key has"),
         (("login", "openai"), "s" * 5000, 1, "characters that no key has"),
         (("login", "opanai"), "sk-secret\n", 2, "no provider 'opanai'; there are anthropic,"),
-        (("login",), "sk-secret\n", 2, "which provider?; there are anthropic,"),
+        (("login",), "sk-secret\n", 2, "there are anthropic,"),
         (("login", "--config", "/nowhere"), "sk-secret\n", 2, "no configuration file /nowhere"),
     ],
     ids=str,

@@ -124,7 +124,7 @@ async def test_a_kept_turn_that_nobody_comes_back_for_is_stopped_in_the_end(
             first.vanish()
         await until_lost(server)
 
-        await server.until_said("kept_turn_stopped")
+        await server.until_said("kept_session_let_go")
 
         async with editor(server) as second:
             await second.load(session, tmp_path)

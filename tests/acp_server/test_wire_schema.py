@@ -301,6 +301,7 @@ async def test_what_initialize_offers_is_valid_whatever_the_client_is(tmp_path):
     everything = {
         "fs": {"readTextFile": True, "writeTextFile": True},
         "terminal": True,
+        "subagents": {},
         "auth": {"terminal": True},
         "elicitation": {"form": {}, "url": {}},
         "session": {"compaction": {}, "notices": {}, "configOptions": {"boolean": {}}},
