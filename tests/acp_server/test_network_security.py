@@ -248,6 +248,13 @@ async def test_another_ones_session_is_as_if_it_did_not_exist(tmp_path: Path) ->
         await ann.note("session/cancel", sessionId=session)
         assert await ann.stop_reason(running) == "cancelled"
 
+        await ann.result("session/close", sessionId=session)  # now it is in the store only
+        place = {"sessionId": session, "cwd": str(tmp_path), "mcpServers": []}
+        for method in ("session/load", "session/resume", "session/fork"):
+            assert (await bob.error(method, **place))["code"] == -32002
+        await bob.result("session/delete", sessionId=session)
+        await ann.result("session/load", **place)
+
 
 async def test_no_session_is_opened_outside_of_the_root(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "root-not"
