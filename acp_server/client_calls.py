@@ -12,6 +12,7 @@ from acp_server.errors import RESOURCE_NOT_FOUND, PeerClosed, RemoteError
 from acp_server.peer import Peer
 from agent_core.cancellation import AbortSignal
 from agent_core.errors import ToolError
+from agent_core.text import printable, shortened
 
 __all__ = ["ANSWER_LIMIT_S", "call_client"]
 
@@ -77,8 +78,5 @@ async def call_client(
 
 def _on_one_line(message: str) -> str:
     """Return what the client says as words for the model, or say that it says nothing."""
-    words = "".join(c if c.isprintable() else " " for c in message).split()
-    line = " ".join(words)
-    if len(line) > _MAX_MESSAGE_CHARS:
-        line = line[: _MAX_MESSAGE_CHARS - 1] + "…"
-    return line or "it does not say why"
+    line = " ".join(printable(message, " ").split())
+    return shortened(line, _MAX_MESSAGE_CHARS) or "it does not say why"

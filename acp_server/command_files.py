@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
@@ -21,12 +20,13 @@ from acp_server.types import AvailableCommand, CommandInput
 from agent_core.cancellation import AbortSignal
 from agent_core.logs import get_logger
 from agent_core.project_files import (
-    directories_of,
-    entries_of,
+    markdown_files,
     read_text,
+    reason_of,
     signature_of,
     split_front_matter,
 )
+from agent_core.text import printable, shortened
 from agent_core.tools.roots import Roots
 
 __all__ = ["MAX_COMMANDS", "CommandFile", "CommandFiles", "expanded"]
@@ -100,7 +100,8 @@ class CommandFiles:
     def _look(
         self, roots: Roots, signal: AbortSignal | None
     ) -> tuple[object, dict[str, CommandFile] | None]:
-        files = list(islice(self._files(roots), _MAX_FILES))
+        found_in = markdown_files("commands", roots.cwd, roots.additional, self._folder)
+        files = list(islice(found_in, _MAX_FILES))
         signature = (roots, [signature_of(path) for path, _within in files])
         if signature == self._signature:
             return signature, None
@@ -117,26 +118,6 @@ class CommandFiles:
             elif (command := _read(path, name, within)) is not None:
                 found[name] = command
         return signature, found
-
-    def _files(self, roots: Roots) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-        """Yield the files, the nearest first, each with where links may lead to."""
-        for place in reversed(directories_of(roots.cwd)):
-            folder = os.path.join(place, ".agents", "commands")
-            yield from _markdown_in(folder, (place, roots.cwd, *roots.additional))
-        yield from _markdown_in(self._folder, None)
-
-
-def _markdown_in(
-    folder: str, within: tuple[str, ...] | None
-) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    try:
-        names = entries_of(folder)
-    except OSError as exc:
-        log.warning("command_files_skipped", path=folder, reason=exc.strerror)
-        return
-    for name in names:
-        if name.endswith(".md") and not name.startswith("."):
-            yield os.path.join(folder, name), within
 
 
 def _name_of(path: str) -> str:
@@ -156,18 +137,16 @@ def _read(path: str, name: str, within: tuple[str, ...] | None) -> CommandFile |
         if not body.strip():
             raise ValueError("it has no prompt")
     except (OSError, ValueError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-        log.warning("command_file_skipped", path=path, reason=reason)
+        log.warning("command_file_skipped", path=path, reason=reason_of(exc))
         return None
     described = settings.get("description") or body.strip().splitlines()[0]
     return CommandFile(
-        name, path, _line(described), _line(settings.get("argument-hint", "")), body.strip()
+        name,
+        path,
+        shortened(printable(described), _MAX_LINE_CHARS),
+        shortened(printable(settings.get("argument-hint", "")), _MAX_LINE_CHARS),
+        body.strip(),
     )
-
-
-def _line(text: str) -> str:
-    clean = "".join(char for char in text if char.isprintable())
-    return clean if len(clean) <= _MAX_LINE_CHARS else clean[: _MAX_LINE_CHARS - 1] + "…"
 
 
 # --- in use ---------------------------------------------------------------------------------

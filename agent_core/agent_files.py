@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -24,14 +24,14 @@ from agent_core.cancellation import AbortSignal
 from agent_core.logs import get_logger
 from agent_core.models.adapter import ToolSpec
 from agent_core.project_files import (
-    directories_of,
-    entries_of,
+    markdown_files,
     read_text,
+    reason_of,
     signature_of,
     split_front_matter,
 )
 from agent_core.prompt import AssembleContext, Assembly
-from agent_core.text import replace_surrogates
+from agent_core.text import printable, replace_surrogates, shortened
 from agent_core.tools.roots import Roots
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ class AgentFiles:
     def _look(
         self, roots: Roots, turn: int, last: _Look | None, signal: AbortSignal | None
     ) -> _Look:
-        files = list(islice(self._files(roots), _MAX_FILES))
+        found_in = markdown_files("agents", roots.cwd, roots.additional, self._folder)
+        files = list(islice(found_in, _MAX_FILES))
         signature = (roots, [signature_of(path) for path, _within in files])
         if last is not None and last.signature == signature:
             return structs.replace(last, turn=turn)
@@ -148,32 +149,11 @@ class AgentFiles:
             try:
                 described = _read(path, within)
             except (OSError, ValueError) as exc:
-                reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-                log.warning("agent_file_skipped", path=path, reason=reason)
+                log.warning("agent_file_skipped", path=path, reason=reason_of(exc))
                 continue
             if described is not None:
                 found.setdefault(described.name, described)
         return _Look(turn, signature, found)
-
-    def _files(self, roots: Roots) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-        """Yield the files, the nearest first, each with where links may lead to."""
-        for place in reversed(directories_of(roots.cwd)):
-            folder = os.path.join(place, ".agents", "agents")
-            yield from _markdown_in(folder, (place, roots.cwd, *roots.additional))
-        yield from _markdown_in(self._folder, None)
-
-
-def _markdown_in(
-    folder: str, within: tuple[str, ...] | None
-) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    try:
-        names = entries_of(folder)
-    except OSError as exc:
-        log.warning("agent_files_skipped", path=folder, reason=exc.strerror)
-        return
-    for name in names:
-        if name.endswith(".md") and not name.startswith("."):
-            yield os.path.join(folder, name), within
 
 
 def _read(path: str, within: tuple[str, ...] | None) -> AgentFile | None:
@@ -194,7 +174,7 @@ def _read(path: str, within: tuple[str, ...] | None) -> AgentFile | None:
     return AgentFile(
         name,
         path,
-        _line(settings["description"]),
+        shortened(printable(settings["description"]), _MAX_DESCRIPTION_CHARS),
         body.strip(),
         None if "tools" not in settings else _items(settings["tools"]),
         None if model == "inherit" else model,
@@ -204,12 +184,6 @@ def _read(path: str, within: tuple[str, ...] | None) -> AgentFile | None:
 def _items(listed: str) -> frozenset[str]:
     items = (each.strip(" \t\"'") for each in listed.split(","))
     return frozenset(each for each in items if each)
-
-
-def _line(text: str) -> str:
-    clean = "".join(char for char in text if char.isprintable())
-    is_long = len(clean) > _MAX_DESCRIPTION_CHARS
-    return clean[: _MAX_DESCRIPTION_CHARS - 1] + "…" if is_long else clean
 
 
 # --- as the model reads it -------------------------------------------------------------------

@@ -28,11 +28,12 @@ from agent_core.project_files import (
     directories_of,
     entries_of,
     read_text,
+    reason_of,
     signature_of,
     split_front_matter,
 )
 from agent_core.prompt import AssembleContext, Assembly
-from agent_core.text import replace_surrogates
+from agent_core.text import printable, replace_surrogates, shortened
 from agent_core.tools.roots import Roots
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _read(files: list[str], roots: Roots, signal: AbortSignal | None) -> tuple[I
                 continue
             file = read_text(path, max_bytes=room_bytes, within=within)
         except (OSError, ValueError) as exc:
-            log.warning("instructions_skipped", path=path, reason=_reason(exc))
+            log.warning("instructions_skipped", path=path, reason=reason_of(exc))
             continue
         if file is not None and (file.text.strip() or file.cut_from_bytes is not None):
             seen.add(real)
@@ -191,7 +192,7 @@ def _skill_files(roots: Roots) -> list[str]:
             roots.resolve(directory)
             found += (os.path.join(directory, name, "SKILL.md") for name in entries_of(directory))
         except OSError as exc:
-            log.warning("skills_skipped", path=directory, reason=_reason(exc))
+            log.warning("skills_skipped", path=directory, reason=reason_of(exc))
         except ToolError as exc:
             log.warning("skills_skipped", path=directory, reason=exc.message)
     return found[:_MAX_SKILL_FILES]
@@ -206,7 +207,7 @@ def _skills(files: list[str], roots: Roots, signal: AbortSignal | None) -> tuple
         try:
             skill = _skill(path, within)
         except (OSError, ValueError) as exc:
-            log.warning("skill_skipped", path=path, reason=_reason(exc))
+            log.warning("skill_skipped", path=path, reason=reason_of(exc))
             continue
         if skill is not None:
             found.setdefault(skill.name, skill)
@@ -225,11 +226,7 @@ def _skill(path: str, within: tuple[str, ...]) -> Skill | None:
         raise ValueError("its front matter has no description")
     if not _IS_NAME(name):
         raise ValueError("its name is not one of letters, digits, hyphens and underscores")
-    return Skill(name, _shortened(settings["description"]), path)
-
-
-def _reason(exc: Exception) -> str:
-    return (exc.strerror or type(exc).__name__) if isinstance(exc, OSError) else str(exc)
+    return Skill(name, shortened(printable(settings["description"]), _MAX_DESCRIPTION_CHARS), path)
 
 
 # --- as the model reads it ------------------------------------------------------------------
@@ -255,10 +252,3 @@ def _listed(skills: tuple[Skill, ...]) -> str:
         return ""
     head = "Skills: instructions for particular tasks. When one fits, read its file first."
     return "\n".join((head, *(f"- {s.name}: {s.description} ({s.path})" for s in skills)))
-
-
-def _shortened(text: str) -> str:
-    clean = "".join(char for char in text if char.isprintable())
-    if len(clean) <= _MAX_DESCRIPTION_CHARS:
-        return clean
-    return clean[: _MAX_DESCRIPTION_CHARS - 1] + "…"

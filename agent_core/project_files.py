@@ -15,11 +15,15 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+from agent_core.logs import get_logger
+
 __all__ = [
     "FileText",
     "directories_of",
     "entries_of",
+    "markdown_files",
     "read_text",
+    "reason_of",
     "signature_of",
     "split_front_matter",
 ]
@@ -29,6 +33,8 @@ _MAX_ENTRIES: Final = 10_000  # of a directory; nobody has so many commands or s
 _PAIR: Final = re.compile(r"([A-Za-z][\w-]*):(?:[ \t]+(.*)|)$")
 _ITEM: Final = re.compile(r"[ \t]*-[ \t]+(.+)")
 _NOT_PLAIN: Final = ("|", ">", "[", "{", "&", "*", "!", "%", "@", "`")
+
+log = get_logger(__name__)
 
 
 class FileText(NamedTuple):
@@ -65,6 +71,38 @@ def entries_of(directory: str) -> Iterator[str]:
     except (FileNotFoundError, NotADirectoryError):
         return iter(())
     return iter(sorted(names))
+
+
+def markdown_files(
+    kind: str, cwd: str, additional: tuple[str, ...], own_folder: str
+) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+    """Yield the files ``.agents/KIND/*.md`` of a project, then those of a person's own folder.
+
+    Those that are nearer to `cwd` come first. With each comes where links in it may lead to, as
+    `read_text` takes it. A folder that cannot be read is logged and passed over.
+    """
+    for place in reversed(directories_of(cwd)):
+        folder = os.path.join(place, ".agents", kind)
+        yield from _markdown_in(folder, (place, cwd, *additional))
+    yield from _markdown_in(own_folder, None)
+
+
+def _markdown_in(
+    folder: str, within: tuple[str, ...] | None
+) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+    try:
+        names = entries_of(folder)
+    except OSError as exc:
+        log.warning("markdown_folder_skipped", path=folder, reason=reason_of(exc))
+        return
+    for name in names:
+        if name.endswith(".md") and not name.startswith("."):
+            yield os.path.join(folder, name), within
+
+
+def reason_of(exc: Exception) -> str:
+    """Say why a file was not read: in the system's words, or in ours."""
+    return (exc.strerror or type(exc).__name__) if isinstance(exc, OSError) else str(exc)
 
 
 def signature_of(path: str) -> tuple[str, object]:

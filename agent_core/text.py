@@ -1,10 +1,10 @@
-"""Text that can be written down."""
+"""Text that can be written down, and shown on a line."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["replace_surrogates"]
+__all__ = ["printable", "replace_surrogates", "shortened"]
 
 
 def replace_surrogates(value: Any) -> Any:
@@ -16,3 +16,13 @@ def replace_surrogates(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [replace_surrogates(item) for item in value]
     return value
+
+
+def printable(text: str, instead: str = "") -> str:
+    """Return `text` with `instead` for every character that a terminal or an editor cannot show."""
+    return "".join(char if char.isprintable() else instead for char in text)
+
+
+def shortened(text: str, n_chars: int) -> str:
+    """Return `text`, cut to `n_chars` characters with an ellipsis as the last if it is longer."""
+    return text if len(text) <= n_chars else text[: n_chars - 1] + "…"

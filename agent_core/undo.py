@@ -22,6 +22,7 @@ from agent_core.cancellation import AbortSignal
 from agent_core.content import Text
 from agent_core.errors import ToolError
 from agent_core.events import ContextMessage, Event, FileChanged, FilesRestored, TurnStart
+from agent_core.text import printable
 from agent_core.tools.kept_files import hash_of
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def _text(turn: int, report: _Report, changes: Iterable[str], *, is_whole: bool)
 
 def _code(agent: Agent, path: str) -> str:
     """Return the path as Markdown shows it, whatever characters it has."""
-    shown = "".join(c if c.isprintable() else "\ufffd" for c in agent.roots.show(path))
+    shown = printable(agent.roots.show(path), "\ufffd")
     fence = "``" if "`" in shown else "`"
     pad = " " if "`" in shown else ""
     return f"{fence}{pad}{shown}{pad}{fence}"

@@ -20,6 +20,7 @@ from mcp_types import jsonrpc_message_adapter
 
 from agent_core.logs import get_logger
 from agent_core.mcp.servers import StdioServer
+from agent_core.text import printable
 from agent_core.tools.processes import LINGER_S, ProcessTree
 
 __all__ = ["Spoken", "stdio_streams"]
@@ -64,7 +65,7 @@ class Spoken:
         lines = [
             line for line in self._last.decode("utf-8", "replace").splitlines() if line.strip()
         ]
-        return "".join(c if c.isprintable() else " " for c in lines[-1]).strip() if lines else ""
+        return printable(lines[-1], " ").strip() if lines else ""
 
     @property
     def is_flooding(self) -> bool:

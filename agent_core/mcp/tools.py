@@ -19,6 +19,7 @@ from agent_core.content import Image, Link, Resource, Text, ToolContent, ToolKin
 from agent_core.errors import ToolError
 from agent_core.mcp.servers import Progress
 from agent_core.models.adapter import ToolSpec
+from agent_core.text import printable, shortened
 from agent_core.tools.roots import Roots
 from agent_core.tools.tool import Effect, Tool, ToolContext, ToolOutput, ToolView
 
@@ -181,8 +182,7 @@ def _offered_name(server: str, tool: str, taken: Collection[str]) -> str:
 
 def _line(text: str) -> str:
     """Return `text` on one line that is not too long for a title."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= _TITLE_CHARS else line[: _TITLE_CHARS - 1] + "…"
+    return shortened(" ".join(printable(text, " ").split()), _TITLE_CHARS)
 
 
 # --- schemas --------------------------------------------------------------------------------

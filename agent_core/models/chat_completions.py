@@ -6,7 +6,6 @@ in pieces, and what nobody needs is ignored.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -38,13 +37,11 @@ from agent_core.models.adapter import (
     UsageReport,
     UserTurn,
 )
+from agent_core.models.history import NO_TEXT, arguments_object, call_name, data_url, is_object
 
-__all__ = ["MAX_NAME_CHARS", "NO_TEXT", "ChatCompletions", "arguments_object"]
+__all__ = ["MAX_NAME_CHARS", "ChatCompletions"]
 
 MAX_NAME_CHARS: Final = 64
-NO_TEXT: Final = "(no text)"
-"""What stands for a message in which nothing is said: many endpoints refuse an empty one."""
-_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 _FINISH: Final[Mapping[str, FinishReason]] = {
     "length": "length",
@@ -205,14 +202,7 @@ class _Answer:
             return False
         if function.name != known.name or (call.id and known.id and call.id != known.id):
             return True
-        return bool(function.arguments) and _is_object(known.arguments)
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.DecodeError, RecursionError):
-        return False
+        return bool(function.arguments) and is_object(known.arguments)
 
 
 # --- what endpoints are sent ----------------------------------------------------------------
@@ -303,10 +293,10 @@ class ChatCompletions:
     def _block(self, block: Block) -> dict[str, Any]:
         takes_images = self._info.takes_images
         if isinstance(block, Image) and takes_images and block.mime_type in IMAGE_TYPES:
-            url = f"data:{block.mime_type};base64,{block.data}"
+            url = data_url(block.mime_type, block.data)
             return {"type": "image_url", "image_url": {"url": url}}
         if isinstance(block, Resource) and block.blob and self._info.takes_files:
-            data = f"data:{block.mime_type};base64,{block.blob}"
+            data = data_url(block.mime_type, block.blob)
             name = block.uri.rpartition("/")[2] or "file"
             return {"type": "file", "file": {"filename": name, "file_data": data}}
         return {"type": "text", "text": text_of((block,))}
@@ -330,19 +320,6 @@ def _to_wire(message: AssistantTurn | ToolTurn, with_reasoning: bool) -> dict[st
 
 
 def _call_to_wire(part: ToolCallPart) -> dict[str, Any]:
-    # What the model called may be no tool at all, and no name that strict endpoints take back.
-    name = _NOT_IN_NAMES.sub("_", part.name)[:MAX_NAME_CHARS] or "unnamed"
+    name = call_name(part, MAX_NAME_CHARS) or "unnamed"
     function = {"name": name, "arguments": arguments_object(part)}
     return {"id": part.id, "type": "function", "function": function}
-
-
-def arguments_object(part: ToolCallPart) -> str:
-    """Return a call's arguments as the JSON of an object, whatever the model wrote.
-
-    Some endpoints parse the arguments of past calls and refuse the whole history over one that is
-    broken; what the model wrote stays visible to it.
-    """
-    arguments = part.arguments.strip() or "{}"
-    if _is_object(arguments):
-        return arguments
-    return msgspec.json.encode({"malformed": arguments}).decode()

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from agent_core.errors import ModelError
+from agent_core.text import printable
 
 __all__ = ["Failures", "Names", "Refusal", "StreamError", "retry_after_s"]
 
@@ -372,7 +373,7 @@ def _detail(told: Mapping[str, Any], secrets: Iterable[str | None]) -> str:
         if secret and len(secret) >= 8:  # shorter ones are placeholders
             words = words.replace(secret, "***")
     line = " ".join(_SECRET.sub("***", words).split())
-    return "".join(char for char in line if char.isprintable())
+    return printable(line)
 
 
 def _kind_told(status: int, told: Mapping[str, Any], detail: str) -> str:

@@ -44,8 +44,8 @@ from agent_core.models.adapter import (
     ToolTurn,
     UsageReport,
 )
-from agent_core.models.chat_completions import NO_TEXT, arguments_object
 from agent_core.models.endpoint_model import StreamError
+from agent_core.models.history import NO_TEXT, arguments_object, call_name
 
 __all__ = ["Messages"]
 
@@ -331,8 +331,7 @@ class Messages:
             return self._thought(part)
         if isinstance(part, TextPart):
             return _text_or_none(part.text)
-        # Other models may have called what no tool could be named.
-        name = re.sub(r"[^a-zA-Z0-9_-]", "_", part.name)[:MAX_NAME_CHARS] or "unknown"
+        name = call_name(part, MAX_NAME_CHARS) or "unknown"
         input = msgspec.json.decode(arguments_object(part))
         return {"type": "tool_use", "id": part.id, "name": name, "input": input}
 

@@ -6,7 +6,6 @@ ids of other items stay away: the API holds whoever names one to all that it cam
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -38,13 +37,13 @@ from agent_core.models.adapter import (
     UsageReport,
     UserTurn,
 )
-from agent_core.models.chat_completions import MAX_NAME_CHARS, NO_TEXT, arguments_object
+from agent_core.models.chat_completions import MAX_NAME_CHARS
 from agent_core.models.endpoint_model import StreamError
+from agent_core.models.history import NO_TEXT, arguments_object, call_name, data_url
 
 __all__ = ["Responses"]
 
 MIN_OUTPUT_TOKENS: Final = 16  # the API refuses to be held to less
-_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]")
 _PDF: Final = "application/pdf"
 _PARAGRAPH: Final = "\n\n"
 
@@ -365,11 +364,11 @@ class Responses:
     def _block(self, block: Block) -> dict[str, Any] | None:
         """Return a block as the API takes it, or `None` for one that says nothing."""
         if isinstance(block, Image) and self._takes(block):
-            url = f"data:{block.mime_type};base64,{block.data}"
+            url = data_url(block.mime_type, block.data)
             return {"type": "input_image", "image_url": url, "detail": "auto"}
         if isinstance(block, Resource) and block.blob and self._takes(block):
             name = block.uri.rpartition("/")[2] or "file.pdf"
-            data = f"data:{_PDF};base64,{block.blob}"
+            data = data_url(_PDF, block.blob)
             return {"type": "input_file", "filename": name, "file_data": data}
         text = text_of((block,))  # the mention of it, if it is something else
         return {"type": "input_text", "text": text} if text else None
@@ -384,11 +383,9 @@ def _said_to_wire(part: TextPart | ToolCallPart) -> dict[str, Any]:
     if isinstance(part, TextPart):
         content = [{"type": "output_text", "text": part.text}]
         return {"type": "message", "role": "assistant", "content": content}
-    # What the model called may be no tool at all, and no name that the API takes back.
-    name = _NOT_IN_NAMES.sub("_", part.name)[:MAX_NAME_CHARS] or "unnamed"
     return {
         "type": "function_call",
         "call_id": part.id,
-        "name": name,
+        "name": call_name(part, MAX_NAME_CHARS) or "unnamed",
         "arguments": arguments_object(part),
     }

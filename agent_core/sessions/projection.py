@@ -26,6 +26,7 @@ from agent_core.events import (
     UserMessage,
 )
 from agent_core.models.adapter import AssistantTurn, Message, ToolTurn, UserTurn
+from agent_core.text import shortened
 
 __all__ = ["Projection"]
 
@@ -151,5 +152,4 @@ class Projection:
     def _name_after(self, prompt: str) -> None:
         if self.title is None:
             first = next((line.strip() for line in prompt.splitlines() if line.strip()), "")
-            cut = first if len(first) <= _TITLE_CHARS else first[: _TITLE_CHARS - 1] + "…"
-            self.title = cut or "(no text)"
+            self.title = shortened(first, _TITLE_CHARS) or "(no text)"

@@ -11,6 +11,7 @@ from agent_core.content import ToolKind
 from agent_core.errors import ToolError
 from agent_core.forms import Form, Property
 from agent_core.questions import ask
+from agent_core.text import shortened
 from agent_core.tools.roots import Roots
 from agent_core.tools.tool import Effect, Tool, ToolContext, ToolOutput, ToolView
 
@@ -62,9 +63,7 @@ class AskPerson(Tool):
 
     def view(self, args: _Args, roots: Roots) -> ToolView:
         """Say what is asked, in one line."""
-        line = " ".join(args.question.split())
-        is_long = len(line) > MAX_TITLE_CHARS
-        return ToolView(f"{line[: MAX_TITLE_CHARS - 1]}…" if is_long else line)
+        return ToolView(shortened(" ".join(args.question.split()), MAX_TITLE_CHARS))
 
     async def run(self, args: _Args, context: ToolContext) -> ToolOutput:
         """Ask, and return the answer as text, or as JSON if there were several fields."""

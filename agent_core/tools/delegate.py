@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from agent_core.content import Text, ToolKind
 from agent_core.errors import ToolError
 from agent_core.subagents import SubagentRefused, SubagentRequest, SubagentResult
+from agent_core.text import shortened
 from agent_core.tools.roots import Roots
 from agent_core.tools.tool import Effect, Tool, ToolContext, ToolOutput, ToolView
 
@@ -66,7 +67,8 @@ class Delegate(Tool):
     def view(self, args: _Args, roots: Roots) -> ToolView:
         """Name the subagent and its task."""
         where = " (in the background)" if args.background else ""
-        return ToolView(_cut(f"{_name(args)}{where}: {_first_line(args.task)}"))
+        title = f"{_name(args)}{where}: {_first_line(args.task)}"
+        return ToolView(shortened(title, MAX_TITLE_CHARS))
 
     async def run(self, args: _Args, context: ToolContext) -> ToolOutput:
         """Start the subagent, and return when it is quiet or, in the background, at once.
@@ -110,11 +112,8 @@ def _name(args: _Args) -> str:
 
 
 def _first_line(task: str) -> str:
-    return _cut(next((line.strip() for line in task.splitlines() if line.strip()), task))
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= MAX_TITLE_CHARS else f"{line[: MAX_TITLE_CHARS - 1]}…"
+    first = next((line.strip() for line in task.splitlines() if line.strip()), task)
+    return shortened(first, MAX_TITLE_CHARS)
 
 
 def told(result: SubagentResult) -> ToolOutput:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta, Struct
 
 from agent_core.content import ToolKind
+from agent_core.text import shortened
 from agent_core.tools.roots import Roots
 from agent_core.tools.tool import (
     CommandAborted,
@@ -46,9 +47,7 @@ class Shell(Tool):
 
     def view(self, args: _Args, roots: Roots) -> ToolView:
         """Show the command on one line."""
-        line = " ".join(args.command.split())
-        if len(line) > _TITLE_CHARS:
-            line = line[: _TITLE_CHARS - 1] + "…"
+        line = shortened(" ".join(args.command.split()), _TITLE_CHARS)
         return ToolView(f"Run: {line}")
 
     def remember_key(self, args: _Args) -> tuple[str, str]:
