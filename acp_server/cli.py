@@ -59,6 +59,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
+    configured = _configuration()
+    _add_serve(commands, configured)
+    _add_chat(commands, configured)
+    _add_check(commands, configured)
+
+    from acp_server.cli_login import add_login_commands
+    from acp_server.cli_sessions import add_sessions_command
+
+    add_login_commands(commands, configured)
+    add_sessions_command(commands, configured)
+    return parser
+
+
+def _configuration() -> argparse.ArgumentParser:
+    """Return the flags that every command shares."""
+    import argparse
+
     configured = argparse.ArgumentParser(add_help=False)
     where = configured.add_argument_group("configuration")
     where.add_argument(
@@ -79,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
         help="load a plugin; may be given again",
     )
     where.add_argument("--rehearsal-script", metavar="FILE", help="drives the rehearsal model")
+    return configured
+
+
+def _add_serve(commands: Any, configured: argparse.ArgumentParser) -> None:
+    import argparse
 
     serve = commands.add_parser(
         "serve",
@@ -99,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("login", nargs="?", choices=("login",), help=argparse.SUPPRESS)
     serve.set_defaults(run=_run_serve)
 
+
+def _add_chat(commands: Any, configured: argparse.ArgumentParser) -> None:
     chat = commands.add_parser(
         "chat",
         parents=[configured],
@@ -122,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("agent", nargs="*", metavar="AGENT", help="after --: the agent's command")
     chat.set_defaults(run=_run_chat)
 
+
+def _add_check(commands: Any, configured: argparse.ArgumentParser) -> None:
     check = commands.add_parser(
         "check",
         parents=[configured],
@@ -133,13 +159,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.set_defaults(run=_run_check)
-
-    from acp_server.cli_login import add_login_commands
-    from acp_server.cli_sessions import add_sessions_command
-
-    add_login_commands(commands, configured)
-    add_sessions_command(commands, configured)
-    return parser
 
 
 def _add_network_options(serve: argparse.ArgumentParser) -> None:
