@@ -7,9 +7,9 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
-from provider_double import ProviderDouble, Reply, provider_double
+from provider_double import Gate, ProviderDouble, Reply, provider_double
 
-from agent_core.cancellation import AbortController, TurnAborted
+from agent_core.cancellation import USER, AbortController, TurnAborted
 from agent_core.content import Text
 from agent_core.errors import ModelError
 from agent_core.models.adapter import (
@@ -25,7 +25,7 @@ from agent_core.models.endpoint_model import EndpointModel
 from agent_core.models.keys import Key
 from agent_core.models.providers import Api, dialect_for, library_for
 
-__all__ = ["HI", "KEY", "a_model", "a_request", "collect", "served"]
+__all__ = ["HI", "KEY", "a_model", "a_request", "abort_at", "collect", "failure_of", "served"]
 
 KEY = "sk-test-0123456789"
 HI = UserTurn((Text("hi"),))
@@ -101,3 +101,19 @@ async def collect(
         except (ModelError, TurnAborted) as exc:
             return events, exc
     return events, None
+
+
+async def failure_of(*script: Reply, **options: Any) -> ModelError:
+    """Return how a call fails that is answered by `script`; its words never show the key."""
+    async with served(*script, **options) as (model, _):
+        _, error = await collect(model)
+    assert isinstance(error, ModelError)
+    assert KEY not in str(error)
+    return error
+
+
+async def abort_at(gate: Gate, controller: AbortController) -> None:
+    """Abort once the server stands at `gate`, and everything it had sent has been taken."""
+    await gate.reached.wait()
+    await anyio.wait_all_tasks_blocked()
+    controller.abort(USER)

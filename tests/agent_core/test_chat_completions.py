@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from core_rig import runtime_for, tool
-from model_rig import HI, KEY, a_model, a_request, collect, served
+from model_rig import HI, KEY, a_model, a_request, abort_at, collect, failure_of, served
 from provider_double import (
     DONE,
     Drip,
@@ -72,14 +72,6 @@ async def events_of(*steps: Step, reason: str | None = "stop") -> list[ModelEven
     assert error is None
     assert double.violations == []
     return events
-
-
-async def failure_of(*script: Reply, **options: Any) -> ModelError:
-    async with served(*script, **options) as (model, _):
-        _, error = await collect(model)
-    assert isinstance(error, ModelError)
-    assert KEY not in str(error)
-    return error
 
 
 async def sent_for(*messages: Message, **fields: Any) -> dict[str, Any]:
@@ -446,12 +438,6 @@ async def test_what_never_follows_a_finish_reason_is_not_waited_for(
         await double.disconnected(0)
 
     assert (events, error) == ([TextDelta("a"), Finish("stop")], None)
-
-
-async def abort_at(gate: Gate, controller: AbortController) -> None:
-    await gate.reached.wait()
-    await anyio.wait_all_tasks_blocked()
-    controller.abort(USER)
 
 
 SAID: Sequence[tuple[bytes, ModelEvent]] = [

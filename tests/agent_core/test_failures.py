@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from messages_double import error_event as messages_error
 from messages_double import ping, start
-from model_rig import KEY, a_model, collect, served
+from model_rig import KEY, a_model, collect, failure_of, served
 from provider_double import (
     DONE,
     Drop,
@@ -32,14 +32,6 @@ from agent_core.models.keys import Key
 from agent_core.models.providers import Api
 
 APIS: tuple[Api, ...] = ("chat", "responses", "anthropic")
-
-
-async def failure_of(*script: Reply, **options: Any) -> ModelError:
-    async with served(*script, **options) as (model, _):
-        _, error = await collect(model)
-    assert isinstance(error, ModelError)
-    assert KEY not in str(error)
-    return error
 
 
 def page(code: int, body: bytes, content_type: str) -> Reply:

@@ -29,10 +29,10 @@ from messages_double import (
     tool_use,
     violations,
 )
-from model_rig import HI, KEY, a_model, a_request, collect, served
+from model_rig import HI, KEY, a_model, a_request, abort_at, collect, failure_of, served
 from provider_double import Drip, Drop, Gate, Repeat, Reply, Stall, Step, status
 
-from agent_core.cancellation import USER, AbortController, TurnAborted
+from agent_core.cancellation import AbortController, TurnAborted
 from agent_core.content import (
     Block,
     Image,
@@ -87,14 +87,6 @@ async def events_of(*steps: Step) -> list[ModelEvent]:
     assert error is None
     assert double.violations == []
     return [event for event in events if not isinstance(event, UsageReport)]
-
-
-async def failure_of(*script: Reply, **options: Any) -> ModelError:
-    async with served(*script, api="anthropic", **options) as (model, _):
-        _, error = await collect(model)
-    assert isinstance(error, ModelError)
-    assert KEY not in str(error)
-    return error
 
 
 async def sent_for(*messages: Message, facts: Any = None, **fields: Any) -> dict[str, Any]:
@@ -733,7 +725,7 @@ def test_no_history_of_ours_is_refused(
 async def test_each_refusal_has_one_code(code: int, type: str, words: str, expected: str) -> None:
     body = {"type": "error", "error": {"type": type, "message": words}}
 
-    failure = await failure_of(status(code, msgspec.json.encode(body)))
+    failure = await failure_of(status(code, msgspec.json.encode(body)), api="anthropic")
 
     assert failure.code == expected
 
@@ -741,7 +733,7 @@ async def test_each_refusal_has_one_code(code: int, type: str, words: str, expec
 async def test_a_limited_rate_says_how_long_to_wait() -> None:
     error = {"type": "rate_limit_error", "message": "slow down"}
 
-    failure = await failure_of(status(429, error, headers={"Retry-After": "7"}))
+    failure = await failure_of(status(429, error, headers={"Retry-After": "7"}), api="anthropic")
 
     assert (failure.code, failure.retry_after_s) == ("RATE_LIMIT", 7.0)
 
@@ -782,7 +774,7 @@ async def test_a_prompt_that_is_too_long_says_how_much_the_model_holds(words: st
     ],
 )
 async def test_each_broken_answer_has_one_code(steps: list[Step], expected: str) -> None:
-    assert (await failure_of(Reply(steps))).code == expected
+    assert (await failure_of(Reply(steps), api="anthropic")).code == expected
 
 
 ACTS = message(
@@ -851,12 +843,6 @@ async def test_an_abort_in_a_stall_ends_the_stream_and_the_server_sees_it(n: int
     assert not any(isinstance(event, Finish) for event in events)
     assert later is None
     assert double.violations == []
-
-
-async def abort_at(gate: Gate, controller: AbortController) -> None:
-    await gate.reached.wait()
-    await anyio.wait_all_tasks_blocked()
-    controller.abort(USER)
 
 
 async def test_a_stall_behind_the_stop_reason_is_not_waited_for(

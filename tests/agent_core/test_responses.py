@@ -11,7 +11,7 @@ import responses_double as double_of
 from core_rig import runtime_for, tool
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_rig import HI, KEY, a_request, collect, served
+from model_rig import HI, KEY, a_request, abort_at, collect, failure_of, served
 from provider_double import Drip, Drop, Gate, Reply, Stall, Step, comment, status
 from responses_double import (
     arguments,
@@ -87,14 +87,6 @@ async def events_of(*steps: Step) -> list[ModelEvent]:
     assert error is None
     assert double.violations == []
     return events
-
-
-async def failure_of(*script: Reply, **options: Any) -> ModelError:
-    async with served(*script, api="responses", **options) as (model, _):
-        _, error = await collect(model)
-    assert isinstance(error, ModelError)
-    assert KEY not in str(error)
-    return error
 
 
 async def sent_for(
@@ -620,14 +612,16 @@ async def test_two_calls_at_once_both_learn_from_their_refusals() -> None:
 
 @pytest.mark.parametrize("refused", [UNVERIFIED, UNSEALED, NOT_OURS])
 async def test_a_request_that_is_refused_for_the_same_again_fails(refused: dict[str, Any]) -> None:
-    error = await failure_of(*[status(400, refused)] * 2)
+    error = await failure_of(*[status(400, refused)] * 2, api="responses")
 
     assert error.code == "BAD_REQUEST"
     assert refused["message"] in error.message
 
 
 async def test_any_other_refusal_fails_at_once() -> None:
-    error = await failure_of(status(400, {"message": "Invalid type for 'input[0]'."}))
+    error = await failure_of(
+        status(400, {"message": "Invalid type for 'input[0]'."}), api="responses"
+    )
 
     assert error.code == "BAD_REQUEST"
 
@@ -667,7 +661,7 @@ TOO_LONG = "Your input exceeds the context window of this model."
     ],
 )
 async def test_each_failure_has_one_code(reply: Reply, expected: str) -> None:
-    assert (await failure_of(reply)).code == expected
+    assert (await failure_of(reply, api="responses")).code == expected
 
 
 @pytest.mark.parametrize(
@@ -679,13 +673,15 @@ async def test_each_failure_has_one_code(reply: Reply, expected: str) -> None:
     ],
 )
 async def test_the_words_of_a_failure_in_the_stream_reach_the_person(said: bytes) -> None:
-    error = await failure_of(Reply([said]))
+    error = await failure_of(Reply([said]), api="responses")
 
     assert "The server had an error." in error.message
 
 
 async def test_a_rate_limit_says_how_long_to_wait() -> None:
-    error = await failure_of(status(429, {"message": "slow"}, headers={"Retry-After": "7"}))
+    error = await failure_of(
+        status(429, {"message": "slow"}, headers={"Retry-After": "7"}), api="responses"
+    )
 
     assert (error.code, error.retry_after_s) == ("RATE_LIMIT", 7.0)
 
@@ -750,12 +746,6 @@ async def test_a_cancel_in_a_stall_anywhere_closes_the_socket(n: int) -> None:
     assert isinstance(error, TurnAborted)
     assert later[-1] == Finish("stop")
     assert double.violations == []
-
-
-async def abort_at(gate: Gate, controller: AbortController) -> None:
-    await gate.reached.wait()
-    await anyio.wait_all_tasks_blocked()
-    controller.abort(USER)
 
 
 @pytest.mark.requirement("R34")
