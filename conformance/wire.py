@@ -45,6 +45,7 @@ class Wire:
             params to the result, or to `None` for no answer ever. Methods not in the table get
             -32601.
         unanswered: The agent's requests that got no answer, by id; see `reply`.
+        key: Tells it from others in a report.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Wire:
         self.trace: Final[list[Entry]] = []
         self.answer: Final[dict[str, Answer]] = {}
         self.unanswered: Final[dict[int | str, Message]] = {}
+        self.key = ""
         self._process = process
         self._marker = marker
         self._outbox = outbox
@@ -263,6 +265,11 @@ class Wire:
         return transcript(self.trace, self._process.returncode, self.stderr)
 
     @property
+    def exit_code(self) -> int | None:
+        """How the agent's process ended, negative for a signal; `None` while it runs."""
+        return self._process.returncode
+
+    @property
     def pid(self) -> int:
         """The agent's process id."""
         return self._process.pid
@@ -299,7 +306,7 @@ class Wire:
                 if can_write:
                     try:
                         await self._process.stdin.send(raw)
-                    except (anyio.BrokenResourceError, OSError):
+                    except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
                         can_write = False  # the agent closed its input; the trace goes on
         with suppress(anyio.BrokenResourceError, OSError):  # the agent may be gone by now
             await self._process.stdin.aclose()

@@ -1,0 +1,222 @@
+"""Plays scenarios, several at a time, and judges all that was said."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import anyio
+from msgspec import Struct
+
+from conformance import judges, scenarios
+from conformance.agents import Agents, Shared
+from conformance.conversation import Conversation
+from conformance.manifest import manifest
+from conformance.scenarios import SCENARIOS, Scenario
+from conformance.target import Prompter, Target
+from conformance.trace import WireError
+from conformance.trial import NotBroughtAbout, Skipped, Trial
+from conformance.verdicts import Agent, Observation, Report, Transcript, verdicts
+
+__all__ = ["LIMIT_S", "Progress", "run", "select"]
+
+LIMIT_S: Final = 20.0
+"""Seconds a scenario may take where it does not say itself."""
+
+Progress = Callable[[str, bool], None]
+"""Called with a scenario's name when it begins and, with true, when it has ended."""
+
+
+class _Run(Struct):
+    """What the workers share."""
+
+    agents: Agents
+    queue: list[Scenario]
+    observations: list[Observation] = []
+    latencies_ms: dict[str, list[float]] = {}
+
+
+def select(words: Sequence[str], *, is_quick: bool = False) -> list[Scenario]:
+    """Return the scenarios to play, the long ones first.
+
+    Args:
+        words: Names of scenarios, ids of rules or the beginnings of either; all if empty.
+        is_quick: Take the short form only.
+
+    Raises:
+        ValueError: A word means nothing.
+    """
+    scenarios.load()
+    chosen = [each for each in SCENARIOS.values() if each.is_quick or not is_quick]
+    for word in words:
+        if not any(_is_meant(each, word) for each in chosen):
+            raise ValueError(f"no scenario and no rule begins with {word!r}")
+    if words:
+        chosen = [each for each in chosen if any(_is_meant(each, word) for word in words)]
+    return sorted(chosen, key=lambda each: -(each.limit_s or 0))
+
+
+async def run(
+    target: Target,
+    chosen: Sequence[Scenario],
+    *,
+    prompter: Prompter | None = None,
+    jobs: int | None = None,
+    limit_s: float | None = None,
+    progress: Progress = lambda name, is_over: None,
+) -> Report:
+    """Judge an agent.
+
+    Cancellation: safe; every process that was started is ended first.
+
+    Args:
+        target: Who is judged.
+        chosen: The scenarios to play, in this order.
+        prompter: Knows what to say; the target's words by default.
+        jobs: How many scenarios to play at a time.
+        limit_s: Seconds for all of it; scenarios that did not begin by then are not played.
+        progress: Told what happens.
+    """
+    started, started_s = datetime.now(UTC), time.monotonic()
+    notes: list[str] = []
+    with TemporaryDirectory(prefix="acp-conformance-", ignore_cleanup_errors=True) as name:
+        folder = await anyio.Path(name).resolve()
+        with anyio.move_on_after(limit_s if limit_s is not None else float("inf")) as scope:
+            async with anyio.create_task_group() as tasks:
+                state = _Run(Agents(target, tasks), list(chosen))
+                for index in range(min(jobs or 2 * (os.cpu_count() or 1), len(chosen))):
+                    tasks.start_soon(_work, state, Path(folder) / f"{index}", prompter, progress)
+        if scope.cancelled_caught:
+            notes.append(f"the time was up after {limit_s:g} s; what was left was not played")
+    transcripts = state.agents.transcripts
+    state.observations.extend(_judged(transcripts))
+    agent = _agent(target, transcripts.values())
+    if agent.protocol_version is None:
+        notes.append(_silence(transcripts.values()))
+    rules = {
+        key: rule
+        for key, rule in manifest().items()
+        if key in {each for one in chosen for each in one.rules} | judges.rules()
+    }
+    return Report(
+        agent=agent,
+        transport=target.transport,
+        started=started.isoformat(timespec="seconds"),
+        duration_s=time.monotonic() - started_s,
+        verdicts=verdicts(rules, state.observations, transport=target.transport),
+        transcripts=transcripts,
+        latencies_ms=state.latencies_ms,
+        notes=notes,
+        is_judged=agent.protocol_version is not None,
+    )
+
+
+async def _work(state: _Run, folder: Path, prompter: Prompter | None, progress: Progress) -> None:
+    """Play what is in the queue, until it is empty."""
+    shared = Shared(state.agents, folder)
+    try:
+        while state.queue:
+            scenario = state.queue.pop(0)
+            progress(scenario.name, False)
+            trial = Trial(
+                scenario, state.agents, folder / scenario.name, shared=shared, prompter=prompter
+            )
+            await _play(trial)
+            state.observations.extend(trial.observations)
+            for what, times_ms in trial.latencies_ms.items():
+                state.latencies_ms.setdefault(what, []).extend(times_ms)
+            if shared.is_spoilt:  # one mistake is not blamed on many
+                await shared.end()
+            progress(scenario.name, True)
+    finally:
+        await shared.end()
+
+
+async def _play(trial: Trial) -> None:
+    """Play one scenario to its end, whatever the agent does."""
+    limit_s = trial.scenario.limit_s or LIMIT_S
+    try:
+        with anyio.move_on_after(limit_s) as scope:
+            await trial.scenario.play(trial)
+        if scope.cancelled_caught:
+            trial.see_rest("unseen", f"the scenario did not come to its end within {limit_s:g} s")
+    except Skipped as exc:
+        trial.see_rest("skipped", str(exc))
+    except NotBroughtAbout as exc:
+        trial.see_rest("unseen", str(exc))
+    except WireError as exc:
+        trial.see_rest("unseen", f"it did not get that far: {str(exc).partition(chr(10))[0]}")
+    except Exception as exc:  # whatever a scenario meets, the others are played
+        where = _place(exc)
+        trial.see_rest("error", f"the suite failed in {where}: {type(exc).__name__}: {exc}")
+    else:
+        trial.see_rest("unseen", "the scenario ended before it could tell")
+    finally:
+        await trial.end()
+    if any(each.sight != "kept" for each in trial.observations):
+        trial.spoil()
+
+
+def _place(exc: Exception) -> str:
+    """Return file and line of the innermost frame."""
+    trace = exc.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return (
+        "nowhere"
+        if trace is None
+        else f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+    )
+
+
+def _judged(transcripts: dict[str, Transcript]) -> Iterable[Observation]:
+    for key, transcript in transcripts.items():
+        for finding in judges.findings(Conversation(transcript.entries)):
+            yield Observation(
+                rule=finding.rule,
+                sight="broken" if finding.wrong else "kept",
+                says=finding.wrong,
+                transcript=key,
+                at=finding.at,
+            )
+
+
+def _agent(target: Target, transcripts: Iterable[Transcript]) -> Agent:
+    """Say who was judged, by its own first words."""
+    agent = Agent(command=target.command, url=target.url)
+    for transcript in transcripts:
+        call = Conversation(transcript.entries).initialized
+        if call is None or call.result is None:
+            continue
+        info, version = call.result.get("agentInfo"), call.result.get("protocolVersion")
+        names: dict[str, Any] = info if isinstance(info, dict) else {}
+        agent.name, agent.version = str(names.get("name", "")), str(names.get("version", ""))
+        agent.protocol_version = version if isinstance(version, int) else None
+        capabilities = call.result.get("agentCapabilities")
+        agent.capabilities = capabilities if isinstance(capabilities, dict) else {}
+        if agent.protocol_version is not None:
+            return agent
+    return agent
+
+
+def _silence(transcripts: Iterable[Transcript]) -> str:
+    """Say why there was nobody to judge."""
+    for transcript in transcripts:
+        if transcript.exit_code is not None:
+            logged = transcript.stderr.strip().splitlines()[-1:]
+            last = f"; the last line on stderr: {logged[0]}" if logged else ""
+            return (
+                f"the agent never answered initialize; it ended with {transcript.exit_code}{last}"
+            )
+    return "the agent never answered initialize"
+
+
+def _is_meant(scenario: Scenario, word: str) -> bool:
+    return scenario.name.startswith(word) or any(
+        rule.startswith(word.upper()) for rule in scenario.rules
+    )
