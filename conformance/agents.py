@@ -39,7 +39,13 @@ class Agents:
         self._hosted: dict[str, tuple[anyio.Event, anyio.Event]] = {}
 
     async def start(
-        self, key: str, *, home: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        key: str,
+        *,
+        home: Path,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        is_bare: bool = False,
     ) -> Wire:
         """Start an agent, or connect to it.
 
@@ -50,13 +56,16 @@ class Agents:
             home: Its home folder.
             cwd: Where it starts, rather than where the target says or we were started.
             env: Added to its environment.
+            is_bare: Whether that is all it gets of ours, but for what a program needs to start.
 
         Raises:
             WireError: It cannot be started or reached.
         """
-        environment = {**self.target.environment(home), **(env or {})}
+        environment = {**self.target.environment(home, is_bare=is_bare), **(env or {})}
         where = str(cwd or self.target.cwd) or None
-        wire: Wire = await self._tasks.start(self._host, self._unique(key), where, environment)
+        key = self._unique(key)
+        self.transcripts[key] = Transcript(chapters=[(0, key)])
+        wire: Wire = await self._tasks.start(self._host, key, where, environment)
         return wire
 
     async def end(self, wire: Wire) -> None:
@@ -76,8 +85,7 @@ class Agents:
         *,
         task_status: anyio.abc.TaskStatus[Wire],
     ) -> None:
-        transcript = Transcript(scenario=key, entries=[])
-        self.transcripts[key] = transcript
+        transcript = self.transcripts[key]
         leave, has_ended = anyio.Event(), anyio.Event()
         try:
             async with Wire.spawn(self.target.command, cwd=cwd, env=env) as wire:
@@ -86,6 +94,7 @@ class Agents:
                 self._hosted[key] = leave, has_ended
                 task_status.started(wire)
                 await leave.wait()
+                transcript.has_died = wire.has_died
             transcript.stderr, transcript.exit_code = wire.stderr, wire.exit_code
         except OSError as exc:
             raise WireError(f"the agent cannot be started: {exc}") from exc
@@ -112,10 +121,14 @@ class Shared:
         self._client: Client | None = None
         self._n_started = 0
 
-    async def client(self, permission: PermissionPolicy) -> Client:
+    async def client(self, scenario: str, permission: PermissionPolicy) -> Client:
         """Return a client of the agent, initialized without capabilities.
 
         Cancellation: safe. Concurrency: one task.
+
+        Args:
+            scenario: Who uses it from now on.
+            permission: What it answers to requests for permission.
 
         Raises:
             WireError: It does not start or does not answer.
@@ -127,7 +140,8 @@ class Shared:
             client = Client(await self._agents.start("several scenarios", home=home))
             self._client = client
             await initialize(client, self._agents.target)
-        self._client.permission = permission
+        wire, self._client.permission = self._client.wire, permission
+        self._agents.transcripts[wire.key].chapters.append((len(wire.trace), scenario))
         return self._client
 
     async def end(self) -> None:

@@ -69,6 +69,10 @@ class Update(Struct, kw_only=True):
 class Conversation:
     """All entries of one connection, oldest first.
 
+    Args:
+        entries: The trace.
+        has_died: Whether the agent ended, or the connection, without the client's doing.
+
     Attributes:
         entries: The trace.
         calls: Requests of both sides, in order.
@@ -77,8 +81,9 @@ class Conversation:
         updates: The agent's ``session/update`` notifications, in order.
     """
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry], *, has_died: bool = False) -> None:
         self.entries: Final = entries
+        self._has_died = has_died
         self.calls: Final[list[Call]] = []
         self.notifications: Final[list[tuple[int, Message]]] = []
         self.strays: Final[list[tuple[int, Message]]] = []
@@ -113,6 +118,15 @@ class Conversation:
         for update in self.updates:
             if call.at < update.at < end and update.session_id == call.session_id:
                 yield update
+
+    @property
+    def died_of_nothing(self) -> bool:
+        """Whether the agent ended by itself though nothing was sent to it that is no message."""
+        return self._has_died and all(
+            entry.message is not None or entry.is_part
+            for entry in self.entries
+            if entry.direction == "sent"
+        )
 
     @property
     def initialized(self) -> Call | None:

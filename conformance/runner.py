@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +24,7 @@ from conformance.trace import WireError
 from conformance.trial import NotBroughtAbout, Skipped, Trial
 from conformance.verdicts import Agent, Observation, Report, Transcript, verdicts
 
-__all__ = ["LIMIT_S", "Progress", "run", "select"]
+__all__ = ["LIMIT_S", "Progress", "judge_transcripts", "run", "select"]
 
 LIMIT_S: Final = 20.0
 """Seconds a scenario may take where it does not say itself."""
@@ -37,6 +38,7 @@ class _Run(Struct):
 
     agents: Agents
     queue: list[Scenario]
+    playing: dict[str, None] = {}
     observations: list[Observation] = []
     latencies_ms: dict[str, list[float]] = {}
 
@@ -92,26 +94,48 @@ async def run(
                 for index in range(min(jobs or 2 * (os.cpu_count() or 1), len(chosen))):
                     tasks.start_soon(_work, state, Path(folder) / f"{index}", prompter, progress)
         if scope.cancelled_caught:
-            notes.append(f"the time was up after {limit_s:g} s; what was left was not played")
-    transcripts = state.agents.transcripts
-    state.observations.extend(_judged(transcripts))
+            left = ", ".join([*state.playing, *(each.name for each in state.queue)])
+            notes.append(f"the time was up after {limit_s:g} s, before the end of {left}")
+    report = judge_transcripts(
+        state.agents.transcripts,
+        target=target,
+        observations=state.observations,
+        also={rule for each in chosen for rule in each.rules},
+    )
+    report.started = started.isoformat(timespec="seconds")
+    report.duration_s = time.monotonic() - started_s
+    report.latencies_ms = state.latencies_ms
+    report.notes[:0] = notes
+    return report
+
+
+def judge_transcripts(
+    transcripts: dict[str, Transcript],
+    *,
+    target: Target | None = None,
+    observations: Sequence[Observation] = (),
+    also: AbstractSet[str] = frozenset(),
+) -> Report:
+    """Judge what was said, whoever recorded it. Pure.
+
+    Args:
+        transcripts: By a name for each connection.
+        target: Who was judged, where that is known.
+        observations: What was seen besides.
+        also: Rules to speak of besides those that the judges know.
+    """
+    target = target or Target()
     agent = _agent(target, transcripts.values())
-    if agent.protocol_version is None:
-        notes.append(_silence(transcripts.values()))
-    rules = {
-        key: rule
-        for key, rule in manifest().items()
-        if key in {each for one in chosen for each in one.rules} | judges.rules()
-    }
+    rules = {key: rule for key, rule in manifest().items() if key in also or key in judges.rules()}
+    seen = [*observations, *_judged(transcripts)]
     return Report(
         agent=agent,
         transport=target.transport,
-        started=started.isoformat(timespec="seconds"),
-        duration_s=time.monotonic() - started_s,
-        verdicts=verdicts(rules, state.observations, transport=target.transport),
+        started="",
+        duration_s=0.0,
+        verdicts=verdicts(rules, seen, transport=target.transport),
         transcripts=transcripts,
-        latencies_ms=state.latencies_ms,
-        notes=notes,
+        notes=[] if agent.protocol_version is not None else [_silence(transcripts.values())],
         is_judged=agent.protocol_version is not None,
     )
 
@@ -123,6 +147,7 @@ async def _work(state: _Run, folder: Path, prompter: Prompter | None, progress: 
         while state.queue:
             scenario = state.queue.pop(0)
             progress(scenario.name, False)
+            state.playing[scenario.name] = None
             trial = Trial(
                 scenario, state.agents, folder / scenario.name, shared=shared, prompter=prompter
             )
@@ -133,6 +158,7 @@ async def _work(state: _Run, folder: Path, prompter: Prompter | None, progress: 
             if shared.is_spoilt:  # one mistake is not blamed on many
                 await shared.end()
             progress(scenario.name, True)
+            del state.playing[scenario.name]
     finally:
         await shared.end()
 
@@ -176,11 +202,14 @@ def _place(exc: Exception) -> str:
 
 def _judged(transcripts: dict[str, Transcript]) -> Iterable[Observation]:
     for key, transcript in transcripts.items():
-        for finding in judges.findings(Conversation(transcript.entries)):
+        for finding in judges.findings(
+            Conversation(transcript.entries, has_died=transcript.has_died)
+        ):
             yield Observation(
                 rule=finding.rule,
                 sight="broken" if finding.wrong else "kept",
                 says=finding.wrong,
+                scenario=transcript.scenario_at(finding.at),
                 transcript=key,
                 at=finding.at,
             )
@@ -217,6 +246,6 @@ def _silence(transcripts: Iterable[Transcript]) -> str:
 
 
 def _is_meant(scenario: Scenario, word: str) -> bool:
-    return scenario.name.startswith(word) or any(
-        rule.startswith(word.upper()) for rule in scenario.rules
-    )
+    """Say whether a scenario can tell about a word; what is judged anyway, every one can."""
+    rules = (*scenario.rules, *judges.rules())
+    return scenario.name.startswith(word) or any(each.startswith(word.upper()) for each in rules)

@@ -132,6 +132,8 @@ class Target(Struct, kw_only=True):
     """What to say; the rehearsal's words for agents known to act on them, else nothing."""
     auth_method: str = ""
     """The method to authenticate with before a session is made."""
+    may_log_out: bool = False
+    """Whether `logout` may be called, which ends the person's own login."""
     timeout_s: float = 10.0
     """How long to wait for one thing."""
 
@@ -142,9 +144,21 @@ class Target(Struct, kw_only=True):
             return "stdio"
         return "ws" if self.url.startswith("ws") else "http"
 
-    def environment(self, home: Path) -> dict[str, str]:
-        """Return the environment of an agent that is started with this folder as its home."""
+    def environment(self, home: Path, *, is_bare: bool = False) -> dict[str, str]:
+        """Return the environment of an agent that is started with this folder as its home.
+
+        Args:
+            home: The folder.
+            is_bare: Leave out all that a program can do without, and be hermetic in any case.
+        """
         base = dict(os.environ) if self.keeps_home else hermetic_environment(home)
+        if is_bare:
+            kept = ("PATH", *KEPT_CACHES)
+            base = {
+                name: value
+                for name, value in hermetic_environment(home).items()
+                if name in kept or name in ("HOME", "TERM")
+            }
         return base | self.env
 
 

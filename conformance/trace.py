@@ -29,9 +29,11 @@ class Entry(Struct, frozen=True):
     which it was queued."""
     direction: Literal["sent", "received"]
     raw: bytes
-    """The line without its end; for `Wire.send_bytes`, exactly what was sent."""
+    """The line without its end, or the part of it that was sent by one `Wire.send_bytes`."""
     message: Message | None
-    """`None` if the line is no JSON object."""
+    """What the line says, at its last part; `None` if it is no JSON object."""
+    is_part: bool = False
+    """Whether the rest of the line comes later."""
 
 
 class Tail:

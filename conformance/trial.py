@@ -82,17 +82,26 @@ class Trial:
 
     # Agents
 
-    async def wire(self, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Wire:
+    async def wire(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        is_bare: bool = False,
+    ) -> Wire:
         """Start an agent of this trial's own, or connect to it, and say nothing.
 
         Args:
             env: Added to its environment, where it is ours to start.
             cwd: Where it starts, rather than where the target says or we were started.
+            is_bare: Whether that is all it gets of ours, but for what a program needs to start.
 
         Raises:
             WireError: It cannot be started or reached.
         """
-        wire = await self._agents.start(self.scenario.name, home=self.home, cwd=cwd, env=env)
+        wire = await self._agents.start(
+            self.scenario.name, home=self.home, cwd=cwd, env=env, is_bare=is_bare
+        )
         self._wires.append(wire)
         self._wire = wire
         return wire
@@ -133,7 +142,7 @@ class Trial:
         Raises:
             WireError: It does not start or does not answer.
         """
-        client = await self._shared.client(permission)
+        client = await self._shared.client(self.scenario.name, permission)
         self._wire = client.wire
         return client
 

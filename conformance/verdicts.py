@@ -40,7 +40,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     says: str = ""
     """What was wrong or noteworthy, in one line; nothing when it was as it should be."""
     scenario: str = ""
-    """Who saw it; empty for a judge of what was said."""
+    """What was played when it was seen; empty when nobody played anything."""
     transcript: str = ""
     """The key in `Report.transcripts` of what was said meanwhile."""
     at: int | None = None
@@ -63,11 +63,18 @@ class Verdict(Struct, frozen=True, kw_only=True):
 class Transcript(Struct, kw_only=True):
     """What went over one connection."""
 
-    scenario: str
-    entries: list[Entry]
+    entries: list[Entry] = []
+    chapters: list[tuple[int, str]] = []
+    """From which entry on it is about which scenario."""
     stderr: str = ""
     exit_code: int | None = None
     """The agent's, `None` if it was still running at the end or is none of ours."""
+    has_died: bool = False
+    """Whether it ended, or the connection, while nobody had ended it."""
+
+    def scenario_at(self, at: int) -> str:
+        """Return the scenario that an entry belongs to, or nothing."""
+        return next((name for first, name in reversed(self.chapters) if first <= at), "")
 
 
 class Agent(Struct, kw_only=True):

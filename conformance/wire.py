@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Final, Literal, TypeVar
 
 import anyio
 import anyio.abc
@@ -69,9 +69,12 @@ class Wire:
         self._changed = anyio.Event()
         self._is_over = False
         self._is_closed = False
+        self._was_signalled = False
+        self._sent_parts: list[bytes] = []
         self._input_closed = anyio.Event()
         self._output_closed = anyio.Event()
         self._stderr = Tail(STDERR_BYTES)
+        self._may_read = {"stdout": _opened(), "stderr": _opened()}
 
     @classmethod
     @asynccontextmanager
@@ -121,12 +124,25 @@ class Wire:
 
     def send_bytes(self, raw: bytes) -> None:
         """Send exactly these bytes; no end of line is added."""
-        self._post(raw, raw)
+        *lines, rest = raw.split(b"\n")
+        for part in lines:
+            self._note_sent(part, is_part=False)
+        if rest:
+            self._note_sent(rest, is_part=True)
+        self._outbox.send_nowait(raw)
 
     def send(self, message: object) -> None:
         """Send anything that can be JSON, on a line of its own."""
-        raw = msgspec.json.encode(message)
-        self._post(raw, raw + b"\n")
+        self.send_bytes(msgspec.json.encode(message) + b"\n")
+
+    def send_together(self, messages: Sequence[Message]) -> None:
+        """Send several messages in one write; the trace has each by itself."""
+        self.send_bytes(b"".join(msgspec.json.encode(message) + b"\n" for message in messages))
+
+    def new_id(self) -> int:
+        """Return an id for a request that is sent by other means than `request`."""
+        self._last_id += 1
+        return self._last_id
 
     def request(self, method: str, params: object) -> int:
         """Send a request and return its id, without waiting for the response."""
@@ -157,6 +173,15 @@ class Wire:
             await self._input_closed.wait()
             return
         raise self._error(f"the agent did not read its input within {timeout_s} s")
+
+    @contextmanager
+    def unread(self, stream: Literal["stdout", "stderr"]) -> Iterator[None]:
+        """Leave one of the agent's streams unread while the block runs, so that its pipe fills."""
+        may_read = self._may_read[stream] = anyio.Event()
+        try:
+            yield
+        finally:
+            may_read.set()
 
     # Waiting. All of it may be cancelled, and called by any number of tasks at once.
 
@@ -265,6 +290,11 @@ class Wire:
         return transcript(self.trace, self._process.returncode, self.stderr)
 
     @property
+    def has_died(self) -> bool:
+        """Whether the agent's output ended while nobody had ended the agent."""
+        return self._is_over and not self._is_closed and not self._was_signalled
+
+    @property
     def exit_code(self) -> int | None:
         """How the agent's process ended, negative for a signal; `None` while it runs."""
         return self._process.returncode
@@ -276,10 +306,12 @@ class Wire:
 
     def terminate(self) -> None:
         """Send SIGTERM to the agent alone."""
+        self._was_signalled = True
         self._process.terminate()
 
     def kill(self) -> None:
         """Send SIGKILL to the agent alone."""
+        self._was_signalled = True
         self._process.kill()
 
     def descendants(self) -> set[int]:
@@ -315,12 +347,14 @@ class Wire:
     async def _read_stdout(self) -> None:
         assert self._process.stdout is not None
         rest: list[bytes] = []
-        async for chunk in self._process.stdout:
-            *lines, last = chunk.split(b"\n")
-            for line in lines:
-                self._take(b"".join([*rest, line]))
-                rest.clear()
-            rest.append(last)
+        with suppress(anyio.ClosedResourceError):  # we ended the agent, a child holds the pipe
+            async for chunk in self._process.stdout:
+                await self._may_read["stdout"].wait()
+                *lines, last = chunk.split(b"\n")
+                for line in lines:
+                    self._take(b"".join([*rest, line]))
+                    rest.clear()
+                rest.append(last)
         if last := b"".join(rest):
             self._take(last)
         self._output_closed.set()
@@ -328,8 +362,10 @@ class Wire:
 
     async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
-        async for chunk in self._process.stderr:
-            self._stderr.append(chunk)
+        with suppress(anyio.ClosedResourceError):
+            async for chunk in self._process.stderr:
+                await self._may_read["stderr"].wait()
+                self._stderr.append(chunk)
 
     async def _watch_exit(self) -> None:
         await self._process.wait()
@@ -354,9 +390,12 @@ class Wire:
         self._is_closed = True
         self._outbox.close()
 
-    def _post(self, shown: bytes, raw: bytes) -> None:
-        self.trace.append(Entry(self._now_s(), "sent", shown, decode(shown)))
-        self._outbox.send_nowait(raw)
+    def _note_sent(self, part: bytes, *, is_part: bool) -> None:
+        self._sent_parts.append(part)
+        message = None if is_part else decode(b"".join(self._sent_parts))
+        if not is_part:
+            self._sent_parts.clear()
+        self.trace.append(Entry(self._now_s(), "sent", part, message, is_part))
 
     def _take(self, raw: bytes) -> None:
         message = decode(raw)
@@ -406,3 +445,9 @@ class Wire:
 
     def _error(self, text: str) -> WireError:
         return WireError(f"{text}\n{self.transcript()}")
+
+
+def _opened() -> anyio.Event:
+    event = anyio.Event()
+    event.set()
+    return event

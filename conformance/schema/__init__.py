@@ -12,18 +12,33 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from importlib.resources import files
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
-__all__ = ["Schema", "Side"]
+__all__ = ["Schema", "Side", "Violation"]
 
 Side = Literal["agent", "client"]
 """Who serves a method."""
 
 _EITHER: Final = "protocol"
+
+
+class Violation(NamedTuple):
+    """One way in which a value does not agree with a definition."""
+
+    place: str
+    """A JSON path."""
+    says: str
+    is_unknown_word: bool
+    """Whether the value is merely not among the words that the schema has for that place; a newer
+    schema may have it."""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.says}"
 
 
 class Schema:
@@ -89,11 +104,20 @@ class Schema:
 
     def problems(self, name: str, value: object) -> list[str]:
         """Return what is wrong with `value` as the definition `name`, each with its place."""
+        return [str(each) for each in self.violations(name, value)]
+
+    def violations(self, name: str, value: object) -> list[Violation]:
+        """Return what is wrong with `value` as the definition `name`."""
         validator = self._validators.get(name)
         if validator is None:
             validator = self._validator({"$ref": f"#/$defs/{name}"})
             self._validators[name] = validator
         return [_told(error) for error in validator.iter_errors(value)]
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """All texts that a place in the schema may be bound to, such as the names of statuses."""
+        return frozenset(_words(self.definitions))
 
     def strangers(self, name: str, value: object) -> list[str]:
         """Return the places of members that the definition `name` does not know.
@@ -136,7 +160,7 @@ class Schema:
         return self._names.get((side, method, kind)) or self._names.get((_EITHER, method, kind))
 
 
-def _told(error: ValidationError) -> str:
+def _told(error: ValidationError) -> Violation:
     """Put an error in words; of alternatives, the one whose constants fit says most."""
     while error.context:
         branches: dict[object, list[ValidationError]] = defaultdict(list)
@@ -144,7 +168,22 @@ def _told(error: ValidationError) -> str:
             branches[inner.schema_path[0]].append(inner)
         fitting = min(branches.values(), key=lambda found: sum(_is_tag(each) for each in found))
         error = max(fitting, key=lambda inner: len(inner.absolute_path))
-    return f"{error.json_path}: {error.message[:300]}"
+    is_unknown_word = error.validator in ("const", "enum") and isinstance(error.instance, str)
+    return Violation(error.json_path, error.message[:300], is_unknown_word)
+
+
+def _words(schema: object) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "const" and isinstance(value, str):
+                yield value
+            elif key == "enum" and isinstance(value, list):
+                yield from (each for each in value if isinstance(each, str))
+            else:
+                yield from _words(value)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _words(each)
 
 
 def _is_tag(error: ValidationError) -> bool:

@@ -1,0 +1,81 @@
+"""Tool calls: announced once, moving forward only, over before the turn is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from conformance.conversation import Conversation, Update
+from conformance.judges import Finding, judge
+
+FINAL: Final = ("completed", "failed")
+STEPS: Final = ("pending", "in_progress", *FINAL)
+
+
+class _ToolCall(Struct):
+    at: int
+    status: str
+    title: object
+
+
+@judge("TUL-01", "TUL-02", "TUL-03", "TUL-04", "TUL-05")
+def tool_calls_live_once(conversation: Conversation) -> Iterator[Finding]:
+    """A call is announced, goes forward, and does not change when it is over."""
+    known: dict[tuple[str, object], _ToolCall] = {}
+    loads = [call.at for call in conversation.asked("session/load")]
+    n_loads = 0
+    for update in conversation.updates:
+        if update.kind not in ("tool_call", "tool_call_update"):
+            continue
+        while n_loads < len(loads) and loads[n_loads] < update.at:
+            known.clear()  # a replay announces them again
+            n_loads += 1
+        key = update.session_id, update.body.get("toolCallId")
+        if update.kind == "tool_call":
+            is_twice = key in known
+            yield Finding("TUL-01", update.at, f"{key[1]!r} is announced twice" if is_twice else "")
+            known[key] = _ToolCall(update.at, "pending", update.body.get("title"))
+            title = update.body.get("title")
+            has_title = isinstance(title, str) and bool(title.strip())
+            yield Finding("TUL-05", update.at, "" if has_title else f"the title is {title!r}")
+        elif key not in known:
+            yield Finding("TUL-02", update.at, f"nobody announced {key[1]!r}")
+            known[key] = _ToolCall(update.at, "pending", None)
+        else:
+            yield Finding("TUL-02", update.at)
+        yield from _judge_step(known[key], update)
+
+
+def _judge_step(call: _ToolCall, update: Update) -> Iterator[Finding]:
+    status = update.body.get("status")
+    if status not in STEPS:
+        return
+    before, call.status = call.status, str(status)
+    if before in FINAL and status != before:
+        yield Finding("TUL-03", update.at, f"{status} after {before}")
+        return
+    yield Finding("TUL-03", update.at)
+    is_backwards = STEPS.index(str(status)) < STEPS.index(before)
+    yield Finding("TUL-04", update.at, f"{status} after {before}" if is_backwards else "")
+
+
+@judge("TUL-06")
+def tool_calls_end_before_the_turn(conversation: Conversation) -> Iterator[Finding]:
+    """When the turn is answered, none of its calls is open."""
+    for turn in conversation.asked("session/prompt"):
+        if turn.end is None or turn.result is None:
+            continue
+        open_calls: dict[object, int] = {}
+        n_calls = 0
+        for update in conversation.updates_of(turn):
+            call_id, status = update.body.get("toolCallId"), update.body.get("status")
+            if update.kind == "tool_call":
+                open_calls[call_id] = update.at
+                n_calls += 1
+            if update.kind in ("tool_call", "tool_call_update") and status in FINAL:
+                open_calls.pop(call_id, None)
+        if n_calls:
+            left = ", ".join(repr(each) for each in open_calls)
+            yield Finding("TUL-06", turn.end, f"the turn is over, {left} is not" if left else "")

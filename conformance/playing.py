@@ -1,0 +1,93 @@
+"""Playing scenarios from the command line: progress, interruption, transcripts."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from conformance.reports.terminal import ProgressLine
+from conformance.runner import run
+from conformance.scenarios import Scenario
+from conformance.target import Prompter, Target
+from conformance.verdicts import Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["play", "show_transcripts", "write_script"]
+
+
+def play(
+    target: Target,
+    chosen: Sequence[Scenario],
+    console: Console,
+    *,
+    prompter: Prompter | None = None,
+    jobs: int | None,
+    limit_s: float | None,
+) -> Report | None:
+    """Judge an agent while a line says how far it is.
+
+    Returns:
+        The report, or `None` if a person or SIGTERM interrupted it. Nothing of any agent is left.
+    """
+
+    async def playing() -> Report | None:
+        report: Report | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
+            with ProgressLine(console, len(chosen)) as progress:
+                report = await run(
+                    target,
+                    chosen,
+                    prompter=prompter,
+                    jobs=jobs,
+                    limit_s=limit_s,
+                    progress=progress,
+                )
+            tasks.cancel_scope.cancel()
+        return report
+
+    report = anyio.run(playing)
+    if report is None:
+        console.print("interrupted; every process that was started is gone", style="bold")
+    return report
+
+
+def show_transcripts(console: Console, report: Report) -> None:
+    """Print all that was said, and what the agents logged."""
+    from rich.text import Text
+
+    for key, transcript in report.transcripts.items():
+        console.print(Text(key.replace("_", " "), style="bold"))
+        for entry in transcript.entries:
+            arrow = "-->" if entry.direction == "sent" else "<--"
+            line = entry.raw.decode("utf-8", "backslashreplace")
+            console.print(Text(f"{entry.time_s:8.3f} {arrow} {line}"), soft_wrap=True)
+        for line in transcript.stderr.splitlines():
+            console.print(Text(f"  stderr {line}", style="dim"), soft_wrap=True)
+        console.print()
+
+
+def write_script(report: Report, path: Path) -> None:
+    """Write what was sent on the last connection, to be piped into an agent by hand.
+
+    Answers in it fit the ids of the agent's requests only if it asks the same again.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    last = list(report.transcripts.values())[-1:]
+    sent = [entry.raw for each in last for entry in each.entries if entry.direction == "sent"]
+    path.write_bytes(b"".join(raw if raw.endswith(b"\n") else raw + b"\n" for raw in sent))
+
+
+async def _stop_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return

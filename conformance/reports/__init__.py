@@ -1,0 +1,1 @@
+"""A report in every form that somebody reads it in: a module for each."""

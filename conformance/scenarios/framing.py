@@ -1,0 +1,199 @@
+"""Bytes on the pipe: pieces, ends of lines, what is no JSON, and pipes that are full."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+import msgspec
+
+from conformance.scenarios import scenario
+from conformance.steps import ask, harmless, needs_pipe, serves
+from conformance.trial import Trial
+
+MIB: Final = 2**20
+STALL_S: Final = 0.3
+"""How long a pipe stays unread; long enough for an agent to fill it."""
+N_STALLED: Final = 3000
+NESTING: Final = 20_000
+N_STRAY: Final = 1500
+PIECE_BYTES: Final = 7
+
+GARBAGE: Final[dict[str, bytes]] = {
+    "text": b"hello, are you there?\n",
+    "half an object": b'{"jsonrpc":"2.0","id":"g-1",\n',
+    "a single quote": b"'\n",
+    "a zero byte": b"\0\n",
+    "bytes that are no UTF-8": b'{"jsonrpc":"2.0","id":"g-2","method":"\xff\xfe"}\n',
+    "an end of an object": b"}\n",
+}
+ODD_JSON: Final[dict[str, bytes]] = {
+    what: b'{"jsonrpc":"2.0","method":"_conformance/ping",' + rest + b"}\n"
+    for what, rest in {
+        "NaN": b'"id":"odd-1","params":{"a":NaN}',
+        "Infinity": b'"id":"odd-2","params":{"a":Infinity}',
+        "doubled keys": b'"id":"odd-3","id":"odd-4"',
+        "a lone surrogate": b'"id":"odd-5","params":{"a":"\\ud800"}',
+    }.items()
+}
+
+
+@scenario("FRM-01", "FRM-04", is_quick=True)
+async def bytes_come_in_pieces(trial: Trial) -> None:
+    """Send initialize a few bytes at a time, cut inside characters, and look at the first line."""
+    needs_pipe(trial)
+    wire = await trial.wire()
+    params = {
+        "protocolVersion": 1,
+        "clientCapabilities": {},
+        "clientInfo": {"name": "prüfung 日本 🦊", "version": "1"},
+    }
+    line = _request("pieces", "initialize", params)
+    with trial.expect("FRM-04"):
+        for start in range(0, len(line), PIECE_BYTES):
+            wire.send_bytes(line[start : start + PIECE_BYTES])
+            await anyio.lowlevel.checkpoint()
+        await wire.response("pieces", trial.target.timeout_s)
+    with trial.expect("FRM-01") as it:
+        first = next((e for e in wire.trace if e.direction == "received"), None)
+        trial.brought_about(first, "it said nothing")
+        assert first is not None
+        is_answer = first.message is not None and first.message.get("id") == "pieces"
+        it.that(is_answer, f"the first line is {_shown(first.raw)}")
+
+
+@scenario("FRM-06", "FRM-07", "FRM-08", is_quick=True)
+async def lines_come_as_they_like(trial: Trial) -> None:
+    """Send several messages in one write, ends of lines of another kind, and blank lines."""
+    needs_pipe(trial)
+    wire = (await trial.shared_client()).wire
+    await serves(trial, wire, "nothing")
+    method, params = harmless(trial, wire)
+    with trial.expect("FRM-06"):
+        ids = [f"one-write-{index}" for index in range(3)]
+        wire.send_bytes(b"".join(_request(each, method, params) for each in ids))
+        for each in ids:
+            await wire.response(each, trial.target.timeout_s)
+    with trial.expect("FRM-07"):
+        wire.send_bytes(_request("crlf", method, params)[:-1] + b"\r\n")
+        await wire.response("crlf", trial.target.timeout_s)
+    with trial.expect("FRM-08"):
+        wire.send_bytes(b"\n\n   \n\r\n\t\n")
+        await serves(trial, wire, "blank lines")
+
+
+@scenario("FRM-09", "FRM-10", is_quick=True)
+async def lines_that_are_no_json(trial: Trial) -> None:
+    """Send lines that are no JSON, and ask whether anybody is still there."""
+    needs_pipe(trial)
+    wire = (await trial.shared_client()).wire
+    answers: dict[str, list[object]] = {}
+    with trial.expect("FRM-10"):
+        for what, raw in GARBAGE.items():
+            n_before = len(wire.responses(None))
+            wire.send_bytes(raw)
+            await serves(trial, wire, what)
+            answers[what] = [
+                (message.get("error") or {}).get("code")
+                for message in wire.responses(None)[n_before:]
+            ]
+    with trial.expect("FRM-09") as it:
+        # One that is no UTF-8 may be read leniently, and then it is an unknown method.
+        told = {what: codes for what, codes in answers.items() if "UTF-8" not in what}
+        trial.brought_about(told, "it did not get that far")
+        for what, codes in told.items():
+            it.that(codes == [-32700], f"{what} was answered with {codes or 'nothing'}")
+
+
+@scenario("FRM-27")
+async def json_at_its_edges(trial: Trial) -> None:
+    """Send numbers that are none, doubled keys and half characters."""
+    needs_pipe(trial)
+    wire = (await trial.shared_client()).wire
+    n_noise = len(wire.noise)
+    with trial.expect("FRM-27") as it:
+        for what, raw in ODD_JSON.items():
+            wire.send_bytes(raw)
+            await serves(trial, wire, what)
+            it.that(len(wire.noise) == n_noise, f"{what} came back as {_shown(wire.noise[-1:])}")
+
+
+@scenario("FRM-24", is_quick=True)
+async def line_of_a_mebibyte(trial: Trial) -> None:
+    """Send one request of a MiB."""
+    wire = (await trial.shared_client()).wire
+    await serves(trial, wire, "nothing")
+    method, params = harmless(trial, wire)
+    with trial.expect("FRM-24"):
+        await ask(trial, wire, method, {**params, "_meta": {"padding": "x" * MIB}})
+
+
+@scenario("FRM-25")
+async def lines_beyond_measure(trial: Trial) -> None:
+    """Send eight MiB in a line, and then lists in lists in lists."""
+    client, _ = await trial.session()
+    wire = client.wire
+    with trial.expect("FRM-25"):
+        wire.notify("_conformance/padding", {"_meta": {"padding": "x" * 8 * MIB}})
+        await serves(trial, wire, "a line of eight MiB")
+        nested = b"[" * NESTING + b"]" * NESTING
+        wire.send_bytes(
+            b'{"jsonrpc":"2.0","method":"_conformance/nested","params":{"_meta":{"a":'
+            + nested
+            + b"}}}\n"
+        )
+        await serves(trial, wire, f"lists nested {NESTING} deep")
+
+
+@scenario("FRM-26")
+async def input_ends_within_a_line(trial: Trial) -> None:
+    """Close the input in the middle of a message."""
+    needs_pipe(trial)
+    wire = (await trial.client()).wire
+    wire.send_bytes(b'{"jsonrpc":"2.0","id":"torn","method":"session/new","params":{"cwd":"/')
+    with trial.expect("FRM-26") as it:
+        await wire.close_stdin(trial.target.timeout_s)
+        code = await wire.exited(trial.target.timeout_s)
+        it.that(code >= 0, f"it was ended by signal {-code}")
+
+
+@scenario("FRM-32")
+async def client_that_reads_nothing_for_a_while(trial: Trial) -> None:
+    """Ask thousands of things at once without reading, then read."""
+    needs_pipe(trial)
+    wire = (await trial.client()).wire
+    await serves(trial, wire, "nothing")
+    trial.brought_about(harmless(trial, wire)[0] != "session/new", "it answers too little")
+    with trial.expect("FRM-32") as it:
+        with wire.unread("stdout"):
+            ids = [wire.request(*harmless(trial, wire)) for _ in range(N_STALLED)]
+            await anyio.sleep(STALL_S)
+        await wire.response(ids[-1], trial.target.timeout_s)
+        await serves(trial, wire, "a while without a reader")
+        lost = sum(len(wire.responses(each)) != 1 for each in ids)
+        it.that(not lost, f"{lost} of {N_STALLED} requests were not answered once")
+        it.that(not wire.noise, f"a line was torn: {_shown(wire.noise[:1])}")
+
+
+@scenario("FRM-33")
+async def log_that_nobody_reads(trial: Trial) -> None:
+    """Make the agent complain more than a pipe holds, and leave its log unread."""
+    needs_pipe(trial)
+    wire = (await trial.client()).wire
+    await serves(trial, wire, "nothing")
+    stray = "x" * 200
+    with trial.expect("FRM-33"), wire.unread("stderr"):
+        for index in range(N_STRAY):
+            wire.request("session/prompt", {"sessionId": f"{stray}-{index}", "prompt": 5})
+        wire.send_bytes(b"no JSON\n" * N_STRAY)
+        await serves(trial, wire, "a log that nobody reads")
+
+
+def _request(request_id: str, method: str, params: object) -> bytes:
+    message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+    return msgspec.json.encode(message) + b"\n"
+
+
+def _shown(raw: bytes | list[bytes]) -> str:
+    text = raw if isinstance(raw, bytes) else b" ".join(raw)
+    return repr(text[:120].decode("utf-8", "replace"))

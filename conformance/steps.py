@@ -1,0 +1,206 @@
+"""What many scenarios do and ask: whether an agent offers something, whether it still answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+from weakref import WeakSet
+
+from conformance.trace import Message, WireError
+from conformance.trial import Trial
+from conformance.wire import Wire
+
+__all__ = [
+    "ask",
+    "error_code",
+    "harmless",
+    "introduction",
+    "is_error",
+    "needs_pipe",
+    "offers",
+    "prompted",
+    "results",
+    "said",
+    "serves",
+    "text_of",
+    "updates",
+]
+
+PING: Final = "_conformance/ping"
+
+_DEAF: Final[WeakSet[Wire]] = WeakSet()
+"""Agents that do not answer methods they do not know; that is one mistake, not one in each rule."""
+
+
+async def ask(trial: Trial, wire: Wire, method: str, params: object) -> Message:
+    """Send a request and return the whole response.
+
+    Cancellation: safe. Concurrency: any number of tasks.
+
+    Raises:
+        WireError: No response.
+    """
+    return await wire.response(wire.request(method, params), trial.target.timeout_s)
+
+
+async def results(trial: Trial, wire: Wire, method: str, params: object) -> Message:
+    """Send a request and return its result; whatever is no object is an empty one.
+
+    Cancellation: safe. Concurrency: any number of tasks.
+
+    Raises:
+        WireError: No response, or an error.
+    """
+    response = await ask(trial, wire, method, params)
+    if "error" in response:
+        raise WireError(f"{method} was answered with {response['error']}")
+    return _object(response.get("result"))
+
+
+async def serves(trial: Trial, wire: Wire, after: str) -> None:
+    """Go on if the agent still answers.
+
+    Cancellation: safe. Concurrency: one task for each wire.
+
+    Args:
+        trial: Ours.
+        wire: The agent, initialized.
+        after: What was done to it, for the report.
+
+    Raises:
+        WireError: It answers nothing any more.
+    """
+    try:
+        if wire not in _DEAF:
+            try:
+                await ask(trial, wire, PING, {})
+                return
+            except WireError:
+                if wire.exit_code is not None:
+                    raise
+        await ask(trial, wire, "session/new", {"cwd": str(trial.folder), "mcpServers": []})
+        _DEAF.add(wire)
+    except WireError:
+        ended = wire.exit_code
+        what = "it answers nothing any more" if ended is None else f"it ended with {ended}"
+        raise WireError(f"after {after} {what}") from None
+
+
+def harmless(trial: Trial, wire: Wire) -> tuple[str, Message]:
+    """Return a method and params that this agent answers and that leave it as it was.
+
+    Call `serves` first.
+    """
+    if wire not in _DEAF:
+        return PING, {}
+    return "session/new", {"cwd": str(trial.folder), "mcpServers": []}
+
+
+def introduction(wire: Wire) -> Message:
+    """Return the result of ``initialize``, or nothing."""
+    for message in wire.received:
+        result = message.get("result")
+        if isinstance(result, dict) and "protocolVersion" in result:
+            return result
+    return {}
+
+
+def offers(wire: Wire, what: str) -> bool:
+    """Say whether the agent advertised something.
+
+    Args:
+        wire: The agent, initialized.
+        what: An optional method (``session/load``, ``logout``), ``additionalDirectories``, a kind
+            of prompt content (``image``), or a kind of MCP server (``http``).
+    """
+    capabilities = _object(introduction(wire).get("agentCapabilities"))
+    name = what.rpartition("/")[2]
+    if what == "session/load":
+        return capabilities.get("loadSession") is True
+    if what == "logout":
+        return isinstance(_object(capabilities.get("auth")).get("logout"), dict)
+    if what in ("image", "audio", "embeddedContext"):
+        return _object(capabilities.get("promptCapabilities")).get(what) is True
+    if what in ("http", "sse"):
+        return _object(capabilities.get("mcpCapabilities")).get(what) is True
+    return isinstance(_object(capabilities.get("sessionCapabilities")).get(name), dict)
+
+
+def needs_pipe(trial: Trial) -> None:
+    """Go on if the agent is a process of ours, reached by its standard streams.
+
+    Raises:
+        Skipped: It is reached some other way.
+    """
+    trial.needs(trial.target.transport == "stdio", "standard input and output")
+
+
+def is_error(response: Message) -> bool:
+    """Say whether the response is an error."""
+    return isinstance(response.get("error"), dict)
+
+
+def error_code(response: Message) -> object:
+    """Return the code of the response's error; `None` if it has none."""
+    return _object(response.get("error")).get("code")
+
+
+def updates(wire: Wire, session_id: str, since: int = 0) -> Iterator[Message]:
+    """Yield the well-formed updates of a session.
+
+    Args:
+        wire: The agent.
+        session_id: Whose.
+        since: How many entries of the trace to pass over.
+    """
+    for entry in wire.trace[since:]:
+        if entry.direction != "received" or entry.message is None:
+            continue
+        params = _object(entry.message.get("params"))
+        update = _object(params.get("update"))
+        is_update = entry.message.get("method") == "session/update"
+        if is_update and params.get("sessionId") == session_id and update:
+            yield update
+
+
+def text_of(update: Message) -> str:
+    """Return the text in an update's message or in a tool call's content."""
+    content = update.get("content")
+    if isinstance(content, list):
+        return "".join(
+            str(
+                _object(_object(each).get("content")).get("text")
+                or _object(each).get("newText")
+                or ""
+            )
+            for each in content
+        )
+    return str(_object(content).get("text") or "")
+
+
+def said(wire: Wire, session_id: str, kind: str, since: int = 0) -> str:
+    """Return all text of one kind of update, such as ``agent_message_chunk``."""
+    return "".join(
+        text_of(update)
+        for update in updates(wire, session_id, since)
+        if update.get("sessionUpdate") == kind
+    )
+
+
+async def prompted(trial: Trial, wire: Wire, session_id: str, text: str) -> str:
+    """Prompt, wait for the end of the turn, and return its stop reason.
+
+    Cancellation: safe. Concurrency: one task for each session.
+
+    Raises:
+        WireError: No response, or an error.
+    """
+    prompt = [{"type": "text", "text": text}]
+    result = await results(
+        trial, wire, "session/prompt", {"sessionId": session_id, "prompt": prompt}
+    )
+    return str(result.get("stopReason"))
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
