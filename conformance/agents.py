@@ -88,7 +88,12 @@ class Agents:
         transcript = self.transcripts[key]
         leave, has_ended = anyio.Event(), anyio.Event()
         try:
-            async with Wire.spawn(self.target.command, cwd=cwd, env=env) as wire:
+            opened = (
+                Wire.connect(self.target.url, self.target.token)
+                if self.target.url
+                else Wire.spawn(self.target.command, cwd=cwd, env=env)
+            )
+            async with opened as wire:
                 wire.key = key
                 transcript.entries = wire.trace
                 self._hosted[key] = leave, has_ended

@@ -37,7 +37,7 @@ exit code: 0 conformant; 1 not conformant; 2 could not judge, or wrong usage;
 
 To judge what an agent does in a turn, the suite must make it do things. It knows
 the words of acp-agent's rehearsal model. For other agents, either have the suite
-script the model (--model openai, for agents that can be pointed at an endpoint by
+script the model (--script-model, for agents that can be pointed at an endpoint by
 environment variables), or say what to prompt: --prompts FILE, a JSON object from
 a situation to a prompt, where {path}, {text} and {command} are filled in:
 """
@@ -139,6 +139,12 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         help="give the agent your own home folder, where its login is, not an empty one",
     )
     target.add_argument("--auth-method", default="", metavar="ID", help="log in with it first")
+    target.add_argument(
+        "--script-model",
+        action="store_true",
+        help="point the agent at a model of ours by the variables of the usual SDKs; "
+        "{model_url} and {model_key} are filled in in --env",
+    )
     target.add_argument("--prompts", type=Path, metavar="FILE", help="what to say, as JSON")
     target.add_argument(
         "--timeout", type=_seconds, default=10.0, metavar="S", help="for one answer; default 10"
@@ -297,6 +303,8 @@ def _target(options: argparse.Namespace) -> Target:
         raise ValueError("say who is to be judged: -- COMMAND, or --url URL (one of them)")
     if options.url and options.url.partition("://")[0] not in ("ws", "wss", "http", "https"):
         raise ValueError(f"--url {options.url}: it begins with ws://, wss://, http:// or https://")
+    if options.script_model and (options.prompts is not None or options.url):
+        raise ValueError("--script-model goes with a COMMAND, and without --prompts")
     env = {}
     for pair in options.env:
         name, is_there, value = pair.partition("=")
@@ -312,6 +320,7 @@ def _target(options: argparse.Namespace) -> Target:
         env=env,
         cwd=options.cwd,
         keeps_home=options.keep_home,
+        scripts_model=options.script_model,
         auth_method=options.auth_method,
         words=None if options.prompts is None else read_words(options.prompts),
         timeout_s=options.timeout,

@@ -12,7 +12,7 @@ import anyio
 from conformance.reports.terminal import ProgressLine
 from conformance.runner import run
 from conformance.scenarios import Scenario
-from conformance.target import Prompter, Target
+from conformance.target import Target
 from conformance.verdicts import Report
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ def play(
     chosen: Sequence[Scenario],
     console: Console,
     *,
-    prompter: Prompter | None = None,
     jobs: int | None,
     limit_s: float | None,
 ) -> Report | None:
@@ -44,7 +43,6 @@ def play(
                 report = await run(
                     target,
                     chosen,
-                    prompter=prompter,
                     jobs=jobs,
                     limit_s=limit_s,
                     progress=progress,

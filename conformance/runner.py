@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import anyio
+import msgspec
 from msgspec import Struct
 
 from conformance import judges, scenarios
@@ -19,6 +21,7 @@ from conformance.agents import Agents, Shared
 from conformance.conversation import Conversation
 from conformance.manifest import manifest
 from conformance.scenarios import SCENARIOS, Scenario
+from conformance.scripted_model import KEY, ScriptedModel
 from conformance.target import Prompter, Target
 from conformance.trace import WireError
 from conformance.trial import NotBroughtAbout, Skipped, Trial
@@ -67,7 +70,6 @@ async def run(
     target: Target,
     chosen: Sequence[Scenario],
     *,
-    prompter: Prompter | None = None,
     jobs: int | None = None,
     limit_s: float | None = None,
     progress: Progress = lambda name, is_over: None,
@@ -79,7 +81,6 @@ async def run(
     Args:
         target: Who is judged.
         chosen: The scenarios to play, in this order.
-        prompter: Knows what to say; the target's words by default.
         jobs: How many scenarios to play at a time.
         limit_s: Seconds for all of it; scenarios that did not begin by then are not played.
         progress: Told what happens.
@@ -89,8 +90,8 @@ async def run(
     with TemporaryDirectory(prefix="acp-conformance-", ignore_cleanup_errors=True) as name:
         folder = await anyio.Path(name).resolve()
         with anyio.move_on_after(limit_s if limit_s is not None else float("inf")) as scope:
-            async with anyio.create_task_group() as tasks:
-                state = _Run(Agents(target, tasks), list(chosen))
+            async with _pointed(target) as (pointed, prompter), anyio.create_task_group() as tasks:
+                state = _Run(Agents(pointed, tasks), list(chosen))
                 for index in range(min(jobs or 2 * (os.cpu_count() or 1), len(chosen))):
                     tasks.start_soon(_work, state, Path(folder) / f"{index}", prompter, progress)
         if scope.cancelled_caught:
@@ -107,6 +108,22 @@ async def run(
     report.latencies_ms = state.latencies_ms
     report.notes[:0] = notes
     return report
+
+
+@asynccontextmanager
+async def _pointed(target: Target) -> AsyncIterator[tuple[Target, Prompter | None]]:
+    """Point the agent at a model of ours while the block runs, if that is wanted."""
+    if not target.scripts_model:
+        yield target, None
+        return
+    async with ScriptedModel.serving() as model:
+        places = {"{model_url}": model.url, "{model_key}": KEY}
+        env = dict(model.env)
+        for name, value in target.env.items():
+            for place, what in places.items():
+                value = value.replace(place, what)
+            env[name] = value
+        yield msgspec.structs.replace(target, env=env), model
 
 
 def judge_transcripts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 PING: Final = "_conformance/ping"
+PATIENCE_S: Final = 3.0
+"""How long the answer to a ping may take before another way is tried."""
 
 _DEAF: Final[WeakSet[Wire]] = WeakSet()
 """Agents that do not answer methods they do not know; that is one mistake, not one in each rule."""
@@ -70,16 +73,16 @@ async def serves(trial: Trial, wire: Wire, after: str) -> None:
     Raises:
         WireError: It answers nothing any more.
     """
+    ping = None
     try:
         if wire not in _DEAF:
-            try:
-                await ask(trial, wire, PING, {})
+            ping = wire.request(PING, {})
+            with suppress(WireError):
+                await wire.response(ping, PATIENCE_S)
                 return
-            except WireError:
-                if wire.exit_code is not None:
-                    raise
         await ask(trial, wire, "session/new", {"cwd": str(trial.folder), "mcpServers": []})
-        _DEAF.add(wire)
+        if ping is None or not wire.responses(ping):
+            _DEAF.add(wire)
     except WireError:
         ended = wire.exit_code
         what = "it answers nothing any more" if ended is None else f"it ended with {ended}"
@@ -145,15 +148,18 @@ def error_code(response: Message) -> object:
     return _object(response.get("error")).get("code")
 
 
-def updates(wire: Wire, session_id: str, since: int = 0) -> Iterator[Message]:
+def updates(
+    wire: Wire, session_id: str, since: int = 0, until: int | None = None
+) -> Iterator[Message]:
     """Yield the well-formed updates of a session.
 
     Args:
         wire: The agent.
         session_id: Whose.
         since: How many entries of the trace to pass over.
+        until: The entry to stop before; the last by default.
     """
-    for entry in wire.trace[since:]:
+    for entry in wire.trace[since:until]:
         if entry.direction != "received" or entry.message is None:
             continue
         params = _object(entry.message.get("params"))

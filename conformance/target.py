@@ -33,6 +33,7 @@ SITUATIONS: Final[dict[str, str]] = {
     "refusal": "refuse",
     "delegate": "have a subagent run {command}",
     "stall": "wait for a model that says nothing at all",
+    "question": "ask the person to choose between two things",
 }
 """What a scenario may want to be brought about. A prompt for one may use the placeholders."""
 
@@ -47,6 +48,7 @@ REHEARSAL: Final[dict[str, str]] = {
     "plan": "plan look around; do the work; check it",
     "delegate": "delegate run {command}",
     "stall": "stall",
+    "question": "ask Which one?: red | blue",
 }
 """The words of agents that do what they are told without a model: the reference agent's and
 acp-agent's own rehearsal."""
@@ -130,6 +132,9 @@ class Target(Struct, kw_only=True):
     """Where the agent starts; an empty folder of the trial's by default."""
     words: Words | None = None
     """What to say; the rehearsal's words for agents known to act on them, else nothing."""
+    scripts_model: bool = False
+    """Whether the agent is pointed at a model of ours, which does what a scenario needs. In `env`,
+    ``{model_url}`` and ``{model_key}`` are then filled in."""
     auth_method: str = ""
     """The method to authenticate with before a session is made."""
     may_log_out: bool = False

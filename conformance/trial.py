@@ -13,6 +13,7 @@ import anyio
 from conformance.agents import AUTH_REQUIRED, Agents, Shared, initialize
 from conformance.client import Client, PermissionPolicy
 from conformance.scenarios import Scenario
+from conformance.scripted_model import ScriptedModel
 from conformance.target import REHEARSAL, Prompter, Words
 from conformance.trace import Message, WireError
 from conformance.verdicts import Observation, Sight
@@ -196,6 +197,17 @@ class Trial:
         if said is None:
             raise NotBroughtAbout(f"nobody said how to bring {situation!r} about; see --prompts")
         return said
+
+    @property
+    def model(self) -> ScriptedModel:
+        """The model behind the agent, where that is ours.
+
+        Raises:
+            NotBroughtAbout: It is not.
+        """
+        if not isinstance(self._prompter, ScriptedModel):
+            raise NotBroughtAbout("the model is not the suite's own; see --model")
+        return self._prompter
 
     def needs(self, holds: object, what: str) -> None:
         """Go on if the agent offers what the scenario is about.

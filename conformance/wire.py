@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
@@ -19,9 +19,10 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from conformance import processes
+from conformance.links import Link, PipeLink, network_link
 from conformance.trace import Entry, Message, Tail, WireError, decode, transcript
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Entry", "Message", "Wire", "WireError"]
+__all__ = ["DEFAULT_TIMEOUT_S", "Body", "Entry", "Message", "Wire", "WireError"]
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 LEAVE_LIMIT_S: Final = 1.0
@@ -30,35 +31,46 @@ KILL_LIMIT_S: Final = 10.0
 STDERR_BYTES: Final = 256 * 1024
 METHOD_NOT_FOUND: Final = {"code": -32601, "message": "Method not found"}
 
-Answer = Callable[[Message], Message | None]
+
+class Body(NamedTuple):
+    """An answer as it is sent, for what is no plain result: an error, null, or nonsense."""
+
+    members: Message
+    """What stands beside ``jsonrpc`` and the id."""
+    n_times: int = 1
+
+
+Answer = Callable[[Message], Message | Body | None]
 T = TypeVar("T")
 
 
 class Wire:
-    """One agent process and everything that was said. Made by `spawn`.
+    """One agent and everything that was said. Made by `spawn` or `connect`.
 
     Sending never waits: what the agent does not read is queued. Not thread-safe.
 
     Attributes:
         trace: All lines in both directions, in order.
         answer: What to reply to the agent's requests, by method: a function from the request's
-            params to the result, or to `None` for no answer ever. Methods not in the table get
-            -32601.
+            params to the result, to a `Body`, or to `None` for no answer ever. Methods not in the
+            table get -32601.
         unanswered: The agent's requests that got no answer, by id; see `reply`.
         key: Tells it from others in a report.
     """
 
     def __init__(
         self,
-        process: anyio.abc.Process,
-        marker: str,
+        link: Link,
         outbox: MemoryObjectSendStream[bytes],
+        process: anyio.abc.Process | None = None,
+        marker: str = "",
     ) -> None:
         self.trace: Final[list[Entry]] = []
         self.answer: Final[dict[str, Answer]] = {}
         self.unanswered: Final[dict[int | str, Message]] = {}
         self.key = ""
-        self._process = process
+        self._link = link
+        self._process_or_none = process
         self._marker = marker
         self._outbox = outbox
         self._started_s = time.monotonic()
@@ -104,20 +116,50 @@ class Wire:
             start_new_session=True,
         )
         outbox, queued = anyio.create_memory_object_stream[bytes](max_buffer_size=float("inf"))
-        wire = cls(process, f"{processes.MARKER}={token}", outbox)
+        wire = cls(PipeLink(process), outbox, process, f"{processes.MARKER}={token}")
+        async with wire._running(queued, wire._read_stderr, wire._watch_exit):
+            yield wire
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, url: str, token: str = "") -> AsyncIterator[Wire]:
+        """Connect to an agent on the network; the connection is closed when the block ends.
+
+        What is about a process of ours is not to be had of such a wire.
+        Cancellation: safe.
+
+        Args:
+            url: ``ws://``, ``wss://``, ``http://`` or ``https://``.
+            token: Sent as a bearer token, unless empty.
+
+        Raises:
+            WireError: It cannot be reached, or does not let us in.
+        """
+        outbox, queued = anyio.create_memory_object_stream[bytes](max_buffer_size=float("inf"))
+        async with network_link(url, token) as link:
+            wire = cls(link, outbox)
+            async with wire._running(queued):
+                yield wire
+
+    @asynccontextmanager
+    async def _running(
+        self,
+        queued: MemoryObjectReceiveStream[bytes],
+        *others: Callable[[], Coroutine[Any, Any, None]],
+    ) -> AsyncIterator[None]:
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wire._write, queued)
-            tasks.start_soon(wire._read_stdout)
-            tasks.start_soon(wire._read_stderr)
-            tasks.start_soon(wire._watch_exit)
+            tasks.start_soon(self._write, queued)
+            tasks.start_soon(self._read)
+            for other in others:
+                tasks.start_soon(other)
             try:
-                yield wire
+                yield
             except Exception as error:
                 failure = error  # raised outside the group, which would wrap it
             finally:
                 with anyio.CancelScope(shield=True):
-                    await wire._end()
+                    await self._end()
                 tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
@@ -287,7 +329,7 @@ class Wire:
 
     def transcript(self) -> str:
         """Return the end of the trace and of stderr, for people."""
-        return transcript(self.trace, self._process.returncode, self.stderr)
+        return transcript(self.trace, self.exit_code, self.stderr)
 
     @property
     def has_died(self) -> bool:
@@ -296,8 +338,11 @@ class Wire:
 
     @property
     def exit_code(self) -> int | None:
-        """How the agent's process ended, negative for a signal; `None` while it runs."""
-        return self._process.returncode
+        """How the agent's process ended, negative for a signal; `None` while it runs.
+
+        Also `None` for an agent that is no process of ours.
+        """
+        return None if self._process_or_none is None else self._process_or_none.returncode
 
     @property
     def pid(self) -> int:
@@ -331,30 +376,26 @@ class Wire:
         return processes.rss_bytes(self.pid)
 
     async def _write(self, queued: MemoryObjectReceiveStream[bytes]) -> None:
-        assert self._process.stdin is not None
         can_write = True
         async with queued:
             async for raw in queued:
                 if can_write:
                     try:
-                        await self._process.stdin.send(raw)
-                    except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                        await self._link.send(raw)
+                    except OSError:
                         can_write = False  # the agent closed its input; the trace goes on
-        with suppress(anyio.BrokenResourceError, OSError):  # the agent may be gone by now
-            await self._process.stdin.aclose()
+        await self._link.close()
         self._input_closed.set()
 
-    async def _read_stdout(self) -> None:
-        assert self._process.stdout is not None
+    async def _read(self) -> None:
         rest: list[bytes] = []
-        with suppress(anyio.ClosedResourceError):  # we ended the agent, a child holds the pipe
-            async for chunk in self._process.stdout:
-                await self._may_read["stdout"].wait()
-                *lines, last = chunk.split(b"\n")
-                for line in lines:
-                    self._take(b"".join([*rest, line]))
-                    rest.clear()
-                rest.append(last)
+        async for chunk in self._link.chunks():
+            await self._may_read["stdout"].wait()
+            *lines, last = chunk.split(b"\n")
+            for line in lines:
+                self._take(b"".join([*rest, line]))
+                rest.clear()
+            rest.append(last)
         if last := b"".join(rest):
             self._take(last)
         self._output_closed.set()
@@ -375,6 +416,11 @@ class Wire:
         self._finish()
 
     async def _end(self) -> None:
+        if self._process_or_none is None:
+            self._close_outbox()
+            with anyio.move_on_after(LEAVE_LIMIT_S):
+                await self._input_closed.wait()
+            return
         # Whoever has left both the marker and the tree is known only while the agent lives.
         family = {self.pid, *self.descendants()}
         self._close_outbox()
@@ -385,6 +431,12 @@ class Wire:
                 processes.kill(family)
                 await anyio.sleep(0.01)  # the dead need a moment to go; what they forked is next
         await self._process.aclose()
+
+    @property
+    def _process(self) -> anyio.abc.Process:
+        if self._process_or_none is None:
+            raise WireError("the agent is no process of ours")
+        return self._process_or_none
 
     def _close_outbox(self) -> None:
         self._is_closed = True
@@ -418,7 +470,10 @@ class Wire:
             return self.send({"jsonrpc": "2.0", "id": message_id, "error": METHOD_NOT_FOUND})
         params = message.get("params")
         result = answer(params if isinstance(params, dict) else {})
-        if result is not None:
+        if isinstance(result, Body):
+            for _ in range(result.n_times):
+                self.send({"jsonrpc": "2.0", "id": message_id, **result.members})
+        elif result is not None:
             self.send({"jsonrpc": "2.0", "id": message_id, "result": result})
         elif isinstance(message_id, int | str):
             self.unanswered[message_id] = message

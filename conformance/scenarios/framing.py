@@ -16,7 +16,8 @@ STALL_S: Final = 0.3
 """How long a pipe stays unread; long enough for an agent to fill it."""
 N_STALLED: Final = 3000
 NESTING: Final = 20_000
-N_STRAY: Final = 1500
+N_STRAY: Final = 500
+STRAY_CHARS: Final = 300
 PIECE_BYTES: Final = 7
 
 GARBAGE: Final[dict[str, bytes]] = {
@@ -145,48 +146,35 @@ async def lines_beyond_measure(trial: Trial) -> None:
         await serves(trial, wire, f"lists nested {NESTING} deep")
 
 
-@scenario("FRM-26")
-async def input_ends_within_a_line(trial: Trial) -> None:
-    """Close the input in the middle of a message."""
-    needs_pipe(trial)
-    wire = (await trial.client()).wire
-    wire.send_bytes(b'{"jsonrpc":"2.0","id":"torn","method":"session/new","params":{"cwd":"/')
-    with trial.expect("FRM-26") as it:
-        await wire.close_stdin(trial.target.timeout_s)
-        code = await wire.exited(trial.target.timeout_s)
-        it.that(code >= 0, f"it was ended by signal {-code}")
-
-
-@scenario("FRM-32")
-async def client_that_reads_nothing_for_a_while(trial: Trial) -> None:
-    """Ask thousands of things at once without reading, then read."""
+@scenario("FRM-32", "FRM-33", "FRM-26", is_quick=True)
+async def pipes_that_are_full(trial: Trial) -> None:
+    """Leave the answers to thousands of requests unread, then the log, and stop within a line."""
     needs_pipe(trial)
     wire = (await trial.client()).wire
     await serves(trial, wire, "nothing")
-    trial.brought_about(harmless(trial, wire)[0] != "session/new", "it answers too little")
+    method, params = harmless(trial, wire)
+    trial.brought_about(method != "session/new", "it answers too little")
     with trial.expect("FRM-32") as it:
         with wire.unread("stdout"):
-            ids = [wire.request(*harmless(trial, wire)) for _ in range(N_STALLED)]
+            ids = [wire.request(method, params) for _ in range(N_STALLED)]
             await anyio.sleep(STALL_S)
         await wire.response(ids[-1], trial.target.timeout_s)
         await serves(trial, wire, "a while without a reader")
         lost = sum(len(wire.responses(each)) != 1 for each in ids)
         it.that(not lost, f"{lost} of {N_STALLED} requests were not answered once")
         it.that(not wire.noise, f"a line was torn: {_shown(wire.noise[:1])}")
-
-
-@scenario("FRM-33")
-async def log_that_nobody_reads(trial: Trial) -> None:
-    """Make the agent complain more than a pipe holds, and leave its log unread."""
-    needs_pipe(trial)
-    wire = (await trial.client()).wire
-    await serves(trial, wire, "nothing")
-    stray = "x" * 200
+    trial.brought_about(wire.exit_code is None, "it had ended before")
     with trial.expect("FRM-33"), wire.unread("stderr"):
         for index in range(N_STRAY):
-            wire.request("session/prompt", {"sessionId": f"{stray}-{index}", "prompt": 5})
+            stray = {"sessionId": f"{'x' * STRAY_CHARS}-{index}", "prompt": 5}
+            wire.request("session/prompt", stray)
         wire.send_bytes(b"no JSON\n" * N_STRAY)
         await serves(trial, wire, "a log that nobody reads")
+    with trial.expect("FRM-26") as it:
+        wire.send_bytes(b'{"jsonrpc":"2.0","id":"torn","method":"session/new","params":{"cwd":"/')
+        await wire.close_stdin(trial.target.timeout_s)
+        code = await wire.exited(trial.target.timeout_s)
+        it.that(code >= 0, f"it was ended by signal {-code}")
 
 
 def _request(request_id: str, method: str, params: object) -> bytes:

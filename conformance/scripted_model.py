@@ -1,0 +1,339 @@
+"""A model of our own behind somebody else's agent: it does what a scenario needs to be done.
+
+Agents that can be pointed at an endpoint are pointed at ours. A prompt then carries what is to
+happen, and the model makes it happen with the tools that the agent itself offers. It speaks the
+dialect that it is spoken to: chat completions, OpenAI's responses, Anthropic's messages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple
+
+import anyio
+
+from conformance.providers import chat, messages, responses
+from conformance.providers.server import (
+    DONE,
+    ProviderDouble,
+    Reply,
+    Sleep,
+    Stall,
+    Step,
+    provider_double,
+)
+from conformance.toolbox import Tool, call_for
+
+__all__ = ["KEY", "ModelCall", "ScriptedModel"]
+
+KEY: Final = "sk-conformance-0123456789"
+PIECES: Final = 4000
+PIECE_EVERY_S: Final = 0.02
+_ORDER: Final = re.compile(r"conformance (\w+) (\w+) (?=\{)")
+
+
+class ModelCall(NamedTuple):
+    """One request that the agent made of the model."""
+
+    n: int
+    """Its number, from 0, among all requests."""
+    problems: list[str]
+    """What every provider would refuse in the history that it carries."""
+
+
+class _Order(NamedTuple):
+    """What a prompt says is to happen."""
+
+    key: str
+    situation: str
+    fill: dict[str, str]
+    n_results: int
+    """How many tool results stand behind it already."""
+
+
+class ScriptedModel:
+    """Plays the model for every agent of a run. Made by `serving`.
+
+    A `Prompter`: what it returns as a prompt is an order to itself.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, list[int]] = {}
+        self._was_called = anyio.Event()
+        self._double: ProviderDouble | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def serving(cls) -> AsyncIterator[ScriptedModel]:
+        """Serve on the loopback interface while the block runs.
+
+        Cancellation: safe.
+        """
+        model = cls()
+        async with provider_double(model._reply) as double:
+            model._double = double
+            yield model
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables by which agents and SDKs are pointed at an endpoint."""
+        root = self.url.removesuffix("/v1")
+        return {
+            "OPENAI_BASE_URL": self.url,
+            "OPENAI_API_BASE": self.url,
+            "OPENAI_API_KEY": KEY,
+            "ANTHROPIC_BASE_URL": root,
+            "ANTHROPIC_API_KEY": KEY,
+        }
+
+    @property
+    def url(self) -> str:
+        """Where it is, with the version that OpenAI's paths begin with."""
+        return self._served.url
+
+    def say(self, situation: str, key: str, fill: Mapping[str, str]) -> str | None:
+        """Return the prompt that orders a situation."""
+        return f"conformance {key} {situation} {json.dumps(dict(fill))}"
+
+    def calls(self, key: str) -> list[ModelCall]:
+        """Return the requests that were made for a trial so far, in order."""
+        served = self._served
+        return [
+            ModelCall(n, _dialect(served.paths[n]).problems(served.requests[n]))
+            for n in self._calls.get(key, ())
+        ]
+
+    async def called(self, key: str, timeout_s: float, *, n: int = 1) -> bool:
+        """Wait until `n` requests were made for a trial; say whether they were.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+        """
+        with anyio.move_on_after(timeout_s):
+            while len(self._calls.get(key, ())) < n:
+                await self._was_called.wait()
+            return True
+        return False
+
+    async def hung_up(self, call: ModelCall, timeout_s: float) -> bool:
+        """Wait until the connection that carried a request is closed; say whether it was.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+        """
+        with anyio.move_on_after(timeout_s):
+            await self._served.disconnected(call.n)
+            return True
+        return False
+
+    @property
+    def _served(self) -> ProviderDouble:
+        assert self._double is not None
+        return self._double
+
+    def _reply(self, path: str, request: Mapping[str, Any], n: int) -> Reply:
+        dialect = _dialect(path)
+        order = _order_in(dialect.turns(request))
+        if order is None:
+            return dialect.says(["Hello."])
+        self._calls.setdefault(order.key, []).append(n)
+        self._was_called.set()
+        self._was_called = anyio.Event()
+        match order.situation:
+            case "stall":
+                return Reply([dialect.begins(), Stall()])
+            case "long":
+                return dialect.says(["word "] * PIECES, every_s=PIECE_EVERY_S)
+            case "refusal":
+                return dialect.refuses()
+            case "hello":
+                return dialect.says(["Hel", "lo."])
+        if order.n_results:
+            return dialect.says(["Do", "ne."])
+        call = call_for(order.situation, order.fill, dialect.tools(request))
+        if call is None:
+            return dialect.says([f"There is no tool for {order.situation}."])
+        return dialect.calls(call.name, json.dumps(call.arguments), f"call_{n}")
+
+
+def _order_in(turns: Sequence[tuple[str, str]]) -> _Order | None:
+    """Return the last order that a user gave, and how far it has got."""
+    n_results = 0
+    for role, text in reversed(turns):
+        found = list(_ORDER.finditer(text)) if role == "user" else []
+        if found:
+            try:
+                fill, _ = json.JSONDecoder().raw_decode(text, found[-1].end())
+            except ValueError:
+                return None  # somebody cut it
+            return _Order(found[-1][1], found[-1][2], fill, n_results)
+        if role == "tool":
+            n_results += 1
+    return None
+
+
+class _Dialect:
+    """How to read a request, and how to answer it."""
+
+    def turns(self, request: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return who said what: roles are user, tool and others."""
+        raise NotImplementedError
+
+    def tools(self, request: Mapping[str, Any]) -> list[Tool]:
+        """Return what the agent offers."""
+        raise NotImplementedError
+
+    def problems(self, request: Mapping[str, Any]) -> list[str]:
+        """Return what every provider would refuse in the history."""
+        raise NotImplementedError
+
+    def begins(self) -> bytes:
+        """Return the first event of an answer."""
+        raise NotImplementedError
+
+    def says(self, pieces: Sequence[str], *, every_s: float = 0.0) -> Reply:
+        """Return an answer of text."""
+        raise NotImplementedError
+
+    def calls(self, name: str, arguments: str, call_id: str) -> Reply:
+        """Return an answer that calls a tool."""
+        raise NotImplementedError
+
+    def refuses(self) -> Reply:
+        """Return a refusal."""
+        raise NotImplementedError
+
+
+class _Chat(_Dialect):
+    def turns(self, request: Mapping[str, Any]) -> list[tuple[str, str]]:
+        return [(each.get("role", ""), _text(each.get("content"))) for each in request["messages"]]
+
+    def tools(self, request: Mapping[str, Any]) -> list[Tool]:
+        functions = [each.get("function", {}) for each in request.get("tools") or ()]
+        return [Tool(each.get("name", ""), each.get("parameters") or {}) for each in functions]
+
+    def problems(self, request: Mapping[str, Any]) -> list[str]:
+        return chat.history_violations(request["messages"])
+
+    def begins(self) -> bytes:
+        return chat.chunk({"role": "assistant", "content": ""})
+
+    def says(self, pieces: Sequence[str], *, every_s: float = 0.0) -> Reply:
+        end = [chat.finish("stop"), chat.usage(10, 5), DONE]
+        return _reply(self.begins(), [chat.text(each) for each in pieces], end, every_s)
+
+    def calls(self, name: str, arguments: str, call_id: str) -> Reply:
+        call = [chat.tool_call(0, call_id, name), chat.tool_call(0, arguments=arguments)]
+        return _reply(self.begins(), call, [chat.finish("tool_calls"), chat.usage(10, 5), DONE])
+
+    def refuses(self) -> Reply:
+        refusal = chat.chunk({"refusal": "I cannot help with that."})
+        return _reply(self.begins(), [refusal], [chat.finish("content_filter"), DONE])
+
+
+class _Responses(_Dialect):
+    def turns(self, request: Mapping[str, Any]) -> list[tuple[str, str]]:
+        items = request.get("input")
+        if isinstance(items, str):
+            return [("user", items)]
+        return [
+            ("tool", "")
+            if each.get("type") == "function_call_output"
+            else (each.get("role", ""), _text(each.get("content")))
+            for each in items or ()
+        ]
+
+    def tools(self, request: Mapping[str, Any]) -> list[Tool]:
+        return [
+            Tool(each.get("name", ""), each.get("parameters") or {})
+            for each in request.get("tools") or ()
+            if each.get("type") == "function"
+        ]
+
+    def problems(self, request: Mapping[str, Any]) -> list[str]:
+        return responses.history_violations(request)
+
+    def begins(self) -> bytes:
+        return responses.created()
+
+    def says(self, pieces: Sequence[str], *, every_s: float = 0.0) -> Reply:
+        end = [
+            responses.item_done(0, responses.message_item("msg_0", "".join(pieces))),
+            responses.completed(responses.usage(10, 5)),
+        ]
+        added = responses.item_added(0, responses.message_item("msg_0"))
+        texts = [responses.text(each) for each in pieces]
+        return _reply(self.begins(), [added, *texts], end, every_s)
+
+    def calls(self, name: str, arguments: str, call_id: str) -> Reply:
+        begun = responses.item_added(0, responses.call_item(call_id, name))
+        done = responses.item_done(0, responses.call_item(call_id, name, arguments))
+        end = [responses.completed(responses.usage(10, 5))]
+        return _reply(self.begins(), [begun, responses.arguments(arguments), done], end)
+
+    def refuses(self) -> Reply:
+        end = [responses.completed(responses.usage(10, 5))]
+        return _reply(self.begins(), [responses.refusal("I cannot help with that.")], end)
+
+
+class _Messages(_Dialect):
+    def turns(self, request: Mapping[str, Any]) -> list[tuple[str, str]]:
+        turns: list[tuple[str, str]] = []
+        for each in request["messages"]:
+            content = each.get("content")
+            blocks = content if isinstance(content, list) else []
+            results = [block for block in blocks if block.get("type") == "tool_result"]
+            turns += [("tool", "")] * len(results)
+            turns.append((each.get("role", ""), _text(content)))
+        return turns
+
+    def tools(self, request: Mapping[str, Any]) -> list[Tool]:
+        return [
+            Tool(each.get("name", ""), each.get("input_schema") or {})
+            for each in request.get("tools") or ()
+        ]
+
+    def problems(self, request: Mapping[str, Any]) -> list[str]:
+        return messages.history_violations(request)
+
+    def begins(self) -> bytes:
+        return messages.start()
+
+    def says(self, pieces: Sequence[str], *, every_s: float = 0.0) -> Reply:
+        first, *deltas, last = messages.text(0, *pieces)
+        end = [last, messages.delta_end(), messages.stop()]
+        return _reply(self.begins(), [first, *deltas], end, every_s)
+
+    def calls(self, name: str, arguments: str, call_id: str) -> Reply:
+        block = messages.tool_use(0, name, arguments, id=f"toolu_{call_id}")
+        return _reply(self.begins(), block, [messages.delta_end("tool_use"), messages.stop()])
+
+    def refuses(self) -> Reply:
+        return _reply(self.begins(), [], [messages.delta_end("refusal"), messages.stop()])
+
+
+def _dialect(path: str) -> _Dialect:
+    if path.endswith("/messages"):
+        return _Messages()
+    return _Responses() if path.endswith("/responses") else _Chat()
+
+
+def _reply(
+    begins: bytes, middle: Sequence[bytes], end: Sequence[bytes], every_s: float = 0.0
+) -> Reply:
+    steps: list[Step] = [begins]
+    for each in middle:
+        steps.append(each)
+        if every_s:
+            steps.append(Sleep(every_s))
+    return Reply([*steps, *end])
+
+
+def _text(content: object) -> str:
+    """Return the text in the content of a message, of whatever form."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "\n".join(str(each.get("text", "")) for each in content if isinstance(each, dict))
