@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help chat test lint bench stress format clean
+.PHONY: help chat test lint bench stress conformance format clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST) | awk '{n=$$1; $$1=""; printf "  make %-8s%s\n", n, $$0}'
@@ -33,6 +33,14 @@ stress: $(READY)-dev ## run every race test 200 times
 	@$(BIN)/python -m pytest -q -n auto -m race --repeat 200 tests/agent_core
 	@# Over the wire a repetition starts a process, and repeats its race inside.
 	@$(BIN)/python -m pytest -q -n auto -m race --repeat 20 tests/acp_server
+
+conformance: $(READY)-dev ## judge our own agent by stdio, WebSocket and HTTP, and the suite by its mutants
+	@$(BIN)/python -m conformance run -- $(BIN)/acp-agent serve
+	@for scheme in ws http; do \
+	  $(BIN)/python -m conformance run --url $$scheme://127.0.0.1:7451/acp -- $(BIN)/acp-agent serve --listen 127.0.0.1:7451 || exit 1; \
+	done
+	@$(BIN)/python -m conformance run --script-model --only MOD --env ACP_AGENT_MODEL=openai:any -- $(BIN)/acp-agent serve
+	@$(BIN)/python -m conformance selftest
 
 clean: ## remove what was set up
 	rm -rf $(VENV) build dist *.egg-info

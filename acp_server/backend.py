@@ -12,8 +12,11 @@ import anyio.lowlevel
 
 from acp_server import __version__
 from acp_server.config import Config, ConfigError, config_dir
+from acp_server.guest import Guest
 from acp_server.holders import Holders
 from acp_server.models import library_of, make_models, model_problem
+from acp_server.stored_keys import keys_stamp
+from acp_server.tracing import open_tracing
 from agent_core.agent import Agent
 from agent_core.agent_files import AgentFiles
 from agent_core.errors import SessionNotFound, StoreError
@@ -49,6 +52,8 @@ class Backend:
         self._loading: dict[str, anyio.Lock] = {}
         self._deleting: set[tuple[str, str]] = set()  # with whose it is
         self.holders = Holders()
+        self._keys_stamp: tuple[object, ...] = ()
+        self._problem: str | None = None
 
     @property
     def library(self) -> Library | None:
@@ -56,8 +61,21 @@ class Backend:
         return library_of(self._config)
 
     def configuration_problem(self) -> str | None:
-        """Return why the configured model cannot be used, in words, or `None`."""
-        return model_problem(self._config)
+        """Return why the configured model cannot be used, in words, or `None`.
+
+        Cheap while the stored keys stay as they are: probes ask for it.
+        """
+        if (stamp := keys_stamp()) != self._keys_stamp:
+            self._problem = model_problem(self._config)
+            self._keys_stamp = stamp
+        return self._problem
+
+    def provider_of(self, model: str) -> str:
+        """Return the provider behind the name of a model: one that is configured, or ``other``."""
+        try:
+            return "rehearsal" if model == "rehearsal" else self._config.target(model).provider
+        except ConfigError:  # a plugin's
+            return "other"
 
     async def agent_for(
         self, session_id: str, cwd: str, additional: tuple[str, ...] = (), *, owner: str = ""
@@ -90,7 +108,9 @@ class Backend:
                     await agent.dispose()  # it was closed just now
                 elif agent is not None:
                     _check_place(agent.session, cwd)
-                    if not await self._is_behind(agent):
+                    is_behind = await self._is_behind(agent)
+                    # Meanwhile the client before, which was lost, may have let go of it.
+                    if not is_behind and agent.status != "disposed":
                         agent.roots = Roots(agent.session.cwd, additional)
                         return agent
                     await agent.dispose()
@@ -102,21 +122,31 @@ class Backend:
                 self._loading.pop(session_id, None)
 
     async def fork(
-        self, session_id: str, cwd: str, additional: tuple[str, ...], owner: str
+        self, session_id: str, cwd: str, additional: tuple[str, ...], guest: Guest
     ) -> Agent:
         """Make a session that begins with all of another one up to its last finished turn.
 
         Cancellation: safe; nothing is published. Concurrency: any number of tasks.
 
+        Args:
+            session_id: The other one.
+            cwd: The directory of the new one.
+            additional: Its further ones.
+            guest: Who asks; it owns both.
+
         Raises:
-            SessionNotFound: `owner` has no such session.
+            SessionNotFound: The guest has no such session.
             StoreError: It cannot be read, or the new one not be kept.
+            ValueError: The other one lies where the guest may not open a session.
         """
+        owner = guest.owner
         if (session_id, owner) in self._deleting:
             raise SessionNotFound(session_id)
         header, events = await self.store.load(session_id)
         if header.owner != owner:
             raise SessionNotFound(session_id)
+        if not guest.may_open(header.cwd):
+            raise ValueError("the session is outside of what this server may open")
         ends = (at for at in range(len(events), 0, -1) if isinstance(events[at - 1].data, TurnEnd))
         agent = await self.runtime.create(cwd, additional=additional, owner=owner)
         try:
@@ -178,17 +208,24 @@ async def open_backend(config: Config) -> AsyncGenerator[Backend, None]:
     store = SqliteStore(config.sessions_path)
     models = make_models(config)
     try:
-        async with AgentRuntime(
-            store,
-            model=models,
-            tools=default_tools(),
-            files=LocalFiles(),
-            commands=LocalCommands(),
-            mode=config.mode,
-            max_steps=config.max_steps,
-        ) as runtime:
-            Knowledge(str(config_dir())).listen(runtime.hooks)
-            AgentFiles(str(config_dir())).use(runtime)
+        async with (
+            open_tracing(config.trace_headers) as tracing,
+            AgentRuntime(
+                store,
+                model=models,
+                tools=default_tools(),
+                files=LocalFiles(),
+                commands=LocalCommands(),
+                mode=config.mode,
+                max_steps=config.max_steps,
+                user_folder=str(config_dir()),
+            ) as runtime,
+        ):
+            if tracing is not None:
+                tracing.follow(runtime)
+            runtime.project_files.listen(runtime.hooks)
+            Knowledge().listen(runtime.hooks)
+            AgentFiles().use(runtime)
             _register_agents(runtime, config)
             try:
                 load_plugins(runtime, config.plugins)
@@ -207,13 +244,21 @@ async def open_backend(config: Config) -> AsyncGenerator[Backend, None]:
 def _register_agents(runtime: AgentRuntime, config: Config) -> None:
     if not config.subagents:
         return
+    from acp_server.config import table_name
     from acp_server.remote import RemoteProvider  # nobody else needs it, and it takes a while
+    from agent_core.models.keys import Key
 
     for name, each in config.subagents.items():
         provider = RemoteProvider(
             runtime,
             name,
             each.command,
+            url=each.url,
+            token=Key(
+                each.token,
+                command=each.token_command or (),
+                advice=f"set token under [{table_name('subagents', name)}] in {config.file}",
+            ),
             cwd=each.cwd,
             environ=each.env,
             permissions=each.permissions,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import argparse
@@ -23,19 +25,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 it failed, 2 the command line or the configuration is wrong.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # A Ctrl-C ends what has not begun, without a word; then who serves or chats hears it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if arguments == ["serve"]:  # what editors start: argparse alone would take as long as the rest
         return _serve({}, level="warning", log_file=None, grace_s=10.0)
+    if arguments[:1] == ["conformance"]:  # what comes behind it is the suite's to read
+        from acp_server.cli_conformance import run_conformance
+
+        run_conformance(arguments[1:])
     options = _parser().parse_args(arguments)
+    options.is_marked = "--" in arguments  # argparse takes it away
     if options.run is None:
         _parser().print_help()
         return 0
     try:
         if argv is None and options.run is not _run_serve:  # a caller's logs are its own
             _log_errors_only()
+        if options.run not in (_run_serve, _run_chat):
+            _raise_interrupts()
         code: int = options.run(options)
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _raise_interrupts() -> None:
+    """Have a Ctrl-C raise `KeyboardInterrupt` again, so that what runs can be put away."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _log_errors_only() -> None:
@@ -64,38 +82,46 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat(commands, configured)
     _add_check(commands, configured)
 
+    from acp_server.cli_conformance import add_conformance_command
     from acp_server.cli_login import add_login_commands
+    from acp_server.cli_remote import add_connect_command
     from acp_server.cli_sessions import add_sessions_command
 
-    add_login_commands(commands, configured)
-    add_sessions_command(commands, configured)
+    add_conformance_command(commands)
+    add_connect_command(commands)
+    add_login_commands(commands, _configuration("--model", "--config"))
+    add_sessions_command(commands, _configuration("--config", "--state-dir"))
     return parser
 
 
-def _configuration() -> argparse.ArgumentParser:
-    """Return the flags that every command shares."""
+_FLAGS: Final[dict[str, dict[str, Any]]] = {
+    "--model": {
+        "metavar": "NAME",
+        "help": "PROVIDER:NAME (openai:gpt-5.5), one of the file's own, or rehearsal",
+    },
+    "--mode": {"help": "ask, accept-edits, read-only or bypass; default ask"},
+    "--config": {"metavar": "FILE", "help": "not ~/.config/acp-agent/config.toml"},
+    "--state-dir": {"metavar": "DIR", "help": "where sessions are kept"},
+    "--max-steps": {"type": int, "help": "model calls a turn may have; 0: any"},
+    "--idle-limit-s": {"type": float, "help": "seconds a model may say nothing; 0: any"},
+    "--plugin": {
+        "dest": "plugins",
+        "action": "append",
+        "metavar": "MODULE:FUNCTION",
+        "help": "load a plugin; may be given again",
+    },
+    "--rehearsal-script": {"metavar": "FILE", "help": "drives the rehearsal model"},
+}
+
+
+def _configuration(*flags: str) -> argparse.ArgumentParser:
+    """Return the configuration's flags: those given, or all."""
     import argparse
 
     configured = argparse.ArgumentParser(add_help=False)
     where = configured.add_argument_group("configuration")
-    where.add_argument(
-        "--model",
-        metavar="NAME",
-        help="PROVIDER:NAME (openai:gpt-5.5), one of the file's own, or rehearsal",
-    )
-    where.add_argument("--mode", help="ask, accept-edits, read-only or bypass; default ask")
-    where.add_argument("--config", metavar="FILE", help="not ~/.config/acp-agent/config.toml")
-    where.add_argument("--state-dir", metavar="DIR", help="where sessions are kept")
-    where.add_argument("--max-steps", type=int, help="model calls a turn may have; 0: any")
-    where.add_argument("--idle-limit-s", type=float, help="seconds a model may say nothing; 0: any")
-    where.add_argument(
-        "--plugin",
-        dest="plugins",
-        action="append",
-        metavar="MODULE:FUNCTION",
-        help="load a plugin; may be given again",
-    )
-    where.add_argument("--rehearsal-script", metavar="FILE", help="drives the rehearsal model")
+    for flag in flags or _FLAGS:
+        where.add_argument(flag, **_FLAGS[flag])
     return configured
 
 
@@ -131,6 +157,12 @@ def _add_chat(commands: Any, configured: argparse.ArgumentParser) -> None:
         epilog="example: acp-agent chat -- some-other-agent --acp",
     )
     chat.add_argument("--cwd", metavar="DIR", help="the session's directory; default: this one")
+    chat.add_argument(
+        "--url",
+        metavar="URL",
+        help="talk to the agent at ws://HOST:PORT/acp; its token is ACP_AGENT_TOKEN, and --cwd is"
+        " a directory over there",
+    )
     before = chat.add_mutually_exclusive_group()
     before.add_argument(
         "--resume", metavar="ID", help="go on with this session; the beginning of its id is enough"
@@ -163,7 +195,9 @@ def _add_check(commands: Any, configured: argparse.ArgumentParser) -> None:
 
 def _add_network_options(serve: argparse.ArgumentParser) -> None:
     network = serve.add_argument_group("network")
-    network.add_argument("--listen", metavar="HOST:PORT", help="serve clients there")
+    network.add_argument(
+        "--listen", metavar="HOST:PORT", help="serve clients there; PORT alone: this computer's"
+    )
     network.add_argument(
         "--token-file", metavar="FILE", help="NAME:TOKEN lines; or set ACP_AGENT_TOKEN"
     )
@@ -193,12 +227,16 @@ def _add_network_options(serve: argparse.ArgumentParser) -> None:
     network.add_argument("--tls-cert", metavar="FILE", help="certificate chain, PEM")
     network.add_argument("--tls-key", metavar="FILE", help="its key, unless it is in the same file")
     network.add_argument(
-        "--drain", type=float, default=0.0, metavar="S", help="seconds for running turns at the end"
+        "--drain",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds that running turns have after SIGTERM; default 10",
     )
 
 
 def configuration_flags(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the configuration's flags as `load_config` takes them."""
+    """Return the configuration's flags as `load_config` takes them; `None` where not given."""
     names = (
         "model",
         "mode",
@@ -209,13 +247,14 @@ def configuration_flags(options: argparse.Namespace) -> dict[str, Any]:
         "rehearsal_script",
         "plugins",
     )
-    return {name: getattr(options, name) for name in names}
+    return {name: getattr(options, name, None) for name in names}  # a command may have only some
 
 
 def _run_serve(options: argparse.Namespace) -> int:
     if options.login:
         from acp_server.cli_login import run_login
 
+        _raise_interrupts()
         return run_login(configuration_flags(options))
     if options.listen is not None:
         return _serve_network(options)
@@ -254,6 +293,7 @@ def _serve_network(options: argparse.Namespace) -> int:
 
 
 def _serve(flags: dict[str, Any], *, level: str, log_file: str | None, grace_s: float) -> int:
+    gc.disable()  # until all is loaded: to look for garbage meanwhile takes a tenth of the start
     from acp_server.serve import serve_stdio
     from agent_core.logs import before_first_record
 
@@ -296,6 +336,19 @@ def _log_to_stderr(level: str) -> None:
 def _run_chat(options: argparse.Namespace) -> int:
     from acp_server.chat.app import run_chat
 
+    if options.agent and not options.is_marked:
+        words = " ".join(options.agent)
+        sys.stderr.write(
+            f"acp-agent: prompts are typed or piped in; to talk to another agent, put its command"
+            f" behind --, as in: acp-agent chat -- {words}\n"
+        )
+        return 2
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
+    if options.url is not None:
+        from acp_server.cli_remote import run_chat_at
+
+        return run_chat_at(options)
     try:
         cwd = os.path.abspath(options.cwd or os.getcwd())
     except FileNotFoundError:
@@ -304,8 +357,6 @@ def _run_chat(options: argparse.Namespace) -> int:
     if not os.path.isdir(cwd):
         sys.stderr.write(f"acp-agent: {cwd} is not a directory\n")
         return 2
-    if sys.stdin is None:
-        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
     command = options.agent or [sys.executable, "-m", "acp_server", *_serve_arguments(options)]
     return run_chat(
         command,

@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
-    from acp_server.config import Config
-    from agent_core.cancellation import AbortController, AbortSignal
-    from agent_core.models.adapter import ModelAdapter
+    from acp_server.config import Config, SubagentConfig
+    from acp_server.key_commands import KeyCommands
 
 __all__ = ["run_check"]
-
-REQUEST_LIMIT_S: Final = 30.0
-LONGEST_WAIT_S: Final = 10.0
-"""Who is asked to wait longer before the next attempt is told so, and does not wait."""
 
 
 class Finding(Struct, frozen=True):
@@ -69,6 +62,7 @@ def run_check(flags: Mapping[str, Any], *, online: bool = False, as_json: bool =
 def _findings(flags: Mapping[str, Any], *, online: bool) -> Iterator[Finding]:
     from acp_server import __version__
     from acp_server.config import ConfigError, load_config
+    from acp_server.key_commands import KeyCommands
     from acp_server.models import hide_variables
 
     python = ".".join(map(str, sys.version_info[:3]))
@@ -84,11 +78,12 @@ def _findings(flags: Mapping[str, Any], *, online: bool) -> Iterator[Finding]:
         "configuration", "ok", f"{config.file}{'' if is_read else ', which sets nothing'}"
     )
     yield from _stored_keys()
-    model = _model(config)
+    tried = KeyCommands(config)
+    model = _model(config, tried)
     yield model
     for name in config.models:
         if name != config.model:
-            yield _further_model(config, name)
+            yield _further_model(config, name, tried)
     yield from _settings(config)
     yield from _subagents(config)
     yield _store(config)
@@ -110,7 +105,7 @@ def _stored_keys() -> Iterator[Finding]:
 # --- models ----------------------------------------------------------------------------------
 
 
-def _model(config: Config) -> Finding:
+def _model(config: Config, tried: KeyCommands) -> Finding:
     import anyio
 
     from acp_server.config import ConfigError
@@ -124,22 +119,22 @@ def _model(config: Config) -> Finding:
     if config.model == "rehearsal":
         advice = "built in and offline; name a real one with --model PROVIDER:NAME"
         return Finding("model", "warning", f"rehearsal ({source}): {advice}")
-    if (problem := model_problem(config)) is not None:
+    if problem := model_problem(config) or tried.problem(config.model):
         return Finding("model", "failed", problem)
     return Finding("model", "ok", f"{config.model} ({source}): {_facts(config, config.model)}")
 
 
-def _further_model(config: Config, name: str) -> Finding:
+def _further_model(config: Config, name: str, tried: KeyCommands) -> Finding:
     from acp_server.models import model_problem
 
-    problem = model_problem(config, name)
-    if problem is not None:
+    if problem := model_problem(config, name) or tried.problem(name):
         return Finding(f"model {name}", "warning", problem)
     return Finding(f"model {name}", "ok", _facts(config, name))
 
 
 def _facts(config: Config, name: str) -> str:
     """Say where a model is, what it is spoken to with and shown, and how much it holds."""
+    from acp_server.check_online import without_secrets
     from acp_server.models import ModelMaker
 
     maker, target = ModelMaker(config), config.target(name)
@@ -147,7 +142,7 @@ def _facts(config: Config, name: str) -> str:
     spoken = {"chat": "chat completions", "responses": "Responses", "anthropic": "messages"}
     facts = [
         *([] if target.settings.model == name else [target.settings.model]),
-        f"{spoken[maker.api(name)]} at {_without_secrets(maker.base_url(provider))}",
+        f"{spoken[maker.api(name)]} at {without_secrets(maker.base_url(provider))}",
         _key(config, provider),
     ]
     size = "of unknown size" if info.context_tokens is None else f"of {info.context_tokens} tokens"
@@ -171,14 +166,6 @@ def _key(config: Config, provider: str) -> str:
     if stored_key(provider) is not None:
         return "key from `acp-agent login`"
     return "no key"
-
-
-def _without_secrets(url: str) -> str:
-    from urllib.parse import urlsplit, urlunsplit
-
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def _source(config: Config, place: str) -> str:
@@ -206,6 +193,9 @@ def _subagents(config: Config) -> Iterator[Finding]:
     from acp_server.remote import without_credentials
 
     for name, agent in config.subagents.items():
+        if agent.url is not None:
+            yield Finding(f"subagent {name}", "ok", _address(config, name, agent))
+            continue
         path = (without_credentials(os.environ) | agent.env).get("PATH")
         program = shutil.which(agent.command[0], path=path)
         if program is None:
@@ -214,6 +204,22 @@ def _subagents(config: Config) -> Iterator[Finding]:
         else:
             text = f"{program}; what it asks: {_ANSWERS[agent.permissions]}"
             yield Finding(f"subagent {name}", "ok", text)
+
+
+def _address(config: Config, name: str, agent: SubagentConfig) -> str:
+    from acp_server.config import table_name
+    from acp_server.transports.websocket import shown_url
+
+    place = table_name("subagents", name)
+    token = "no token"
+    if agent.token is not None:
+        token = f"with a token ({_source(config, f'{place}.token')})"
+    elif agent.token_command is not None:
+        token = f"with the token that {agent.token_command[0]!r} prints"
+    elif agent.token_variable is not None:
+        token = f"no token, as {agent.token_variable} is not set"
+    shown = shown_url(str(agent.url))
+    return f"{shown}, {token}; not tried; what it asks: {_ANSWERS[agent.permissions]}"
 
 
 _ANSWERS: Final = {
@@ -260,112 +266,9 @@ def _sandbox() -> Finding:
 def _request(config: Config) -> Finding:
     import anyio
 
+    from acp_server.check_online import answer_of
+
     if config.model == "rehearsal":
         return Finding("request", "warning", "none sent: the rehearsal model is no service")
-    return anyio.run(_answer, config)
-
-
-async def _answer(config: Config) -> Finding:
-    """Ask the configured model for one token; Ctrl-C ends that, and so does the limit.
-
-    Cancellation: through the request's signal only. Concurrency: once at a time.
-    """
-    import anyio
-
-    from acp_server.models import ModelMaker
-    from agent_core.cancellation import AbortController, TurnAborted
-    from agent_core.errors import ModelError
-
-    controller = AbortController()
-    model = ModelMaker(config, max_attempts=2).make(config.model)
-    try:
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(_end_on_interrupt, controller, name="interrupt")
-            tasks.start_soon(_end_in_time, controller, name="limit")
-            try:
-                finding = await _asked(config, model, controller.signal)
-            except ModelError as exc:
-                finding = Finding("request", "failed", f"{exc.message}{_advice(config, exc.code)}")
-            except TurnAborted as exc:
-                finding = Finding("request", "failed", str(exc.reason))
-            tasks.cancel_scope.cancel()
-    finally:
-        await model.aclose()
-    return finding
-
-
-async def _asked(config: Config, model: ModelAdapter, signal: AbortSignal) -> Finding:
-    import json
-    import time
-    from contextlib import aclosing, suppress
-
-    from acp_server.models import library_of
-    from agent_core.content import Text, Usage
-    from agent_core.models.adapter import (
-        ModelRequest,
-        Retrying,
-        TextDelta,
-        UsageReport,
-        UserTurn,
-    )
-    from agent_core.models.sdk import load
-
-    request = ModelRequest(
-        model=config.model,
-        messages=(UserTurn((Text("Say: ok"),)),),
-        system="",
-        tools=(),
-        session_id="check",
-        signal=signal,
-        effort=model.info.effort,
-        max_output_tokens=1,
-    )
-    if (library := library_of(config)) is not None:
-        with suppress(Exception):  # the call itself says what is wrong, and how long it took
-            await load(library, signal)
-    said, usage, began = "", Usage(), time.monotonic()
-    async with aclosing(model.stream(request)) as events:
-        async for event in events:
-            if isinstance(event, TextDelta):
-                said += event.text
-            elif isinstance(event, UsageReport):
-                usage = event.usage
-            elif isinstance(event, Retrying) and event.delay_s > LONGEST_WAIT_S:
-                asked = f"it asks to wait {event.delay_s:.0f} s"
-                return Finding("request", "failed", f"{event.message}; {asked}")
-    took_s = time.monotonic() - began
-    tokens = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
-    text = f"answered in {took_s:.2f} s, {json.dumps(said[:80])}, {tokens}"
-    return Finding("request", "ok", text)
-
-
-def _advice(config: Config, code: str) -> str:
-    """Return where to change what a failed call may be due to, behind what it says itself."""
-    from acp_server.config import table_name
-    from acp_server.models import ModelMaker
-
-    if code not in ("TRANSPORT", "TIMEOUT", "PROTOCOL", "MODEL_NOT_FOUND"):
-        return ""
-    provider = config.target(config.model).provider
-    table = table_name("providers", provider)
-    source = _source(config, f"{table}.base_url")
-    url = _without_secrets(ModelMaker(config).base_url(provider))
-    return f"; base_url is {url} ({source}), to be set under [{table}] in {config.file}"
-
-
-async def _end_on_interrupt(controller: AbortController, *, task_status: TaskStatus[None]) -> None:
-    import signal
-
-    import anyio
-
-    with anyio.open_signal_receiver(signal.SIGINT) as interrupts:
-        task_status.started()
-        async for _ in interrupts:
-            controller.abort("interrupted")
-
-
-async def _end_in_time(controller: AbortController) -> None:
-    import anyio
-
-    await anyio.sleep(REQUEST_LIMIT_S)
-    controller.abort(f"no answer within {REQUEST_LIMIT_S:g} seconds")
+    is_ok, text = anyio.run(answer_of, config)
+    return Finding("request", "ok" if is_ok else "failed", text)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, TypeVar
 
 import anyio
 import msgspec
 
 from acp_server.errors import RESOURCE_NOT_FOUND, PeerClosed, RemoteError
-from acp_server.peer import Peer
+from acp_server.peer import Late, Peer
 from agent_core.cancellation import AbortSignal
 from agent_core.errors import ToolError
 from agent_core.text import printable, shortened
@@ -31,7 +30,7 @@ async def call_client(
     *,
     signal: AbortSignal | None,
     limit_s: float | None = None,
-    late: Callable[[bytes], None] | None = None,
+    late: Late | None = None,
 ) -> T:
     """Send a request for a tool and return the client's answer.
 

@@ -97,7 +97,8 @@ class ClientTerminals:
         """Run `command` to its end in a terminal of the client; see `Commands.run`.
 
         Only the last 32 KiB of its output are asked for. A client that says nothing any more after
-        the abort is waited for 2.5 s at most, and the result says what is not known.
+        the abort is waited for 2.5 s at most, and the result says what is not known. So is one
+        that was just making the terminal: none is to live on behind the turn.
 
         Cancellation: safe. Concurrency: any number of commands.
         """
@@ -125,25 +126,68 @@ class ClientTerminals:
             "cwd": cwd,
             "outputByteLimit": MAX_OUTPUT_BYTES,
         }
-        created = await call_client(
-            self._peer,
-            "terminal/create",
-            params,
-            wire.CreatedTerminal,
-            signal=signal,
-            late=self._undo_create,
-        )
-        self._seen.ids.add(created.terminal_id)
-        return _Terminal(self._peer, self._session_id, created.terminal_id)
+        late = _LateTerminal(self._peer, self._session_id)
+        try:
+            created = await call_client(
+                self._peer,
+                "terminal/create",
+                params,
+                wire.CreatedTerminal,
+                signal=signal,
+                late=late.told,
+            )
+            terminal_id = created.terminal_id
+        except TurnAborted:
+            made = await late.terminal_id()  # else it lives on behind the turn's answer
+            if made is None:
+                raise
+            terminal_id = made
+        finally:
+            late.close()
+        self._seen.ids.add(terminal_id)
+        return _Terminal(self._peer, self._session_id, terminal_id)
 
-    def _undo_create(self, result: bytes) -> None:
-        """End a terminal that the client made when nobody waited for it any more."""
+
+class _LateTerminal:
+    """The terminal that the client makes, or does not, though its answer is not waited for."""
+
+    def __init__(self, peer: Peer, session_id: str) -> None:
+        self._peer = peer
+        self._session_id = session_id
+        self._is_known = anyio.Event()
+        self._terminal_id: str | None = None
+        self._is_closed = False
+
+    async def terminal_id(self) -> str | None:
+        """Wait until it is known, for `EXIT_LIMIT_S` at most, and return its id if it was made.
+
+        Cancellation: safe.
+        """
+        with anyio.move_on_after(EXIT_LIMIT_S):
+            await self._is_known.wait()
+        terminal_id, self._terminal_id = self._terminal_id, None
+        return terminal_id
+
+    def close(self) -> None:
+        """Release by itself what nobody has taken, or what is made later still."""
+        self._is_closed = True
+        if self._terminal_id is not None:
+            _Terminal(self._peer, self._session_id, self._terminal_id).release()
+
+    def told(self, result: bytes | None) -> None:
+        """Take the client's answer; see `Peer.call`."""
+        self._is_known.set()
+        if result is None:
+            return
         try:
             terminal_id = msgspec.json.decode(result, type=wire.CreatedTerminal).terminal_id
         except (msgspec.MsgspecError, RecursionError):
             log.info("late_terminal_malformed")
             return
-        _Terminal(self._peer, self._session_id, terminal_id).release()
+        if self._is_closed:
+            _Terminal(self._peer, self._session_id, terminal_id).release()
+        else:
+            self._terminal_id = terminal_id
 
 
 class _Terminal:

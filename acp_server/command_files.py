@@ -10,31 +10,22 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from itertools import islice
 from typing import Final
 
-import anyio.to_thread
 from msgspec import UNSET, Struct
 
 from acp_server.types import AvailableCommand, CommandInput
 from agent_core.cancellation import AbortSignal
 from agent_core.logs import get_logger
-from agent_core.project_files import (
-    markdown_files,
-    read_text,
-    reason_of,
-    signature_of,
-    split_front_matter,
-)
+from agent_core.project_files import Found, read_in_thread
+from agent_core.project_text import read_text, reason_of, split_front_matter
 from agent_core.text import printable, shortened
-from agent_core.tools.roots import Roots
 
 __all__ = ["MAX_COMMANDS", "CommandFile", "CommandFiles", "expanded"]
 
 MAX_COMMANDS: Final = 200
 """So many are offered; a client shows them all in one menu."""
 MAX_BODY_BYTES: Final = 64 * 1024
-_MAX_FILES: Final = 1000
 _MAX_NAME_CHARS: Final = 64
 _MAX_LINE_CHARS: Final = 200
 _PLACEHOLDER: Final = re.compile(r"\$(?:ARGUMENTS\b|([1-9])(?!\d))")
@@ -65,48 +56,36 @@ class CommandFiles:
         commands: What there was at the last look, by name.
 
     Args:
-        user_folder: The person's own, with their ``commands``.
         reserved: Names that no file can take.
     """
 
-    def __init__(self, user_folder: str, reserved: frozenset[str]) -> None:
+    def __init__(self, reserved: frozenset[str]) -> None:
         self.commands: dict[str, CommandFile] = {}
-        self._folder = os.path.join(user_folder, "commands")
         self._reserved = reserved
-        self._signature: object = None
+        self._read: tuple[Found, ...] = ()
 
-    async def look(self, roots: Roots, signal: AbortSignal | None = None) -> bool:
-        """Look for what changed; return whether anything did.
+    async def update(self, files: tuple[Found, ...], signal: AbortSignal | None = None) -> bool:
+        """Take what a look found; return whether there are other commands than before.
 
         Cancellation: through `signal`; a file that is being read is read to its end.
-        Concurrency: any number of tasks; the last one's look holds.
+        Concurrency: any number of tasks; the last one's files hold.
 
         Raises:
             TurnAborted: The signal fired; `commands` is as it was.
         """
-        if signal is not None:
-            signal.raise_if_aborted()
-        signature, found = await anyio.to_thread.run_sync(self._look, roots, signal)
-        if signal is not None:
-            signal.raise_if_aborted()
-        self._signature = signature
-        if found is None or found == self.commands:
+        if files == self._read:
             return False
-        self.commands = found
-        return True
+        found = await read_in_thread(self._read_all, files, signal)
+        was, self.commands, self._read = self.commands, found, files
+        return found != was
 
     # --- in a worker thread ------------------------------------------------------------------
 
-    def _look(
-        self, roots: Roots, signal: AbortSignal | None
-    ) -> tuple[object, dict[str, CommandFile] | None]:
-        found_in = markdown_files("commands", roots.cwd, roots.additional, self._folder)
-        files = list(islice(found_in, _MAX_FILES))
-        signature = (roots, [signature_of(path) for path, _within in files])
-        if signature == self._signature:
-            return signature, None
+    def _read_all(
+        self, files: tuple[Found, ...], signal: AbortSignal | None
+    ) -> dict[str, CommandFile]:
         found: dict[str, CommandFile] = {}
-        for path, within in files:
+        for path, within, _stamp in files:
             if signal is not None and signal.aborted:
                 break  # whoever waits for this says so
             name = _name_of(path)
@@ -117,7 +96,7 @@ class CommandFiles:
                 log.info("command_file_skipped", path=path, reason="its name is not free")
             elif (command := _read(path, name, within)) is not None:
                 found[name] = command
-        return signature, found
+        return found
 
 
 def _name_of(path: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any, Final
 from msgspec import UNSET, Struct
 
 from acp_server.command_files import CommandFile, CommandFiles, expanded
-from acp_server.config import config_dir
 from acp_server.types import AvailableCommand, CommandInput
 from agent_core.agent import Agent
 from agent_core.cancellation import AbortSignal
@@ -70,14 +69,15 @@ class SessionCommands:
         self._agent = agent
         self._offer = offer
         reserved = frozenset(command.name for command in COMMANDS)
-        self._files = CommandFiles(str(config_dir()), reserved)
+        self._files = CommandFiles(reserved)
 
     async def look(self) -> None:
         """Look for command files, to be offered with `offer`.
 
         Cancellation: safe. Concurrency: any number of tasks.
         """
-        await self._files.look(self._agent.roots)
+        look = await self._agent.project_files.look_again(self._agent)
+        await self._files.update(look.commands)
 
     def offer(self) -> None:
         """Offer what there was at the last look."""
@@ -98,7 +98,8 @@ class SessionCommands:
         An ``agent/prompt-submit``. What stands for a command passes the listeners behind this one
         like any prompt.
         """
-        if await self._files.look(agent.roots, signal):
+        look = await agent.project_files.look(agent, signal)
+        if await self._files.update(look.commands, signal):
             self.offer()
         name, argument, rest = _parts(content)
         files = self._files.commands
@@ -201,7 +202,7 @@ async def _status(call: Call) -> str:
     used = [data.usage for data in events if isinstance(data, ModelUsage | SubagentUsage)]
     tokens_in = sum(usage.input_tokens for usage in used)
     tokens_out = sum(usage.output_tokens for usage in used)
-    known = await Knowledge(str(config_dir())).known(agent, call.signal)
+    known = await Knowledge().known(agent, call.signal)
     return "\n".join(
         (
             f"- Session: `{agent.id}`, turn {turns}",

@@ -19,18 +19,18 @@ import msgspec
 from msgspec import Meta, Struct
 
 from acp_server.config_tables import (
-    CHOICES,
-    WORDS,
     ModelConfig,
     Name,
     NetworkConfig,
     ProviderConfig,
     SubagentConfig,
     SubagentName,
+    in_words,
 )
 
 __all__ = [
     "CONFIG_FILE",
+    "TRACE_SECRETS",
     "Config",
     "ConfigError",
     "ModelConfig",
@@ -46,6 +46,9 @@ __all__ = [
 
 CONFIG_FILE: Final = "~/.config/acp-agent/config.toml"
 """Where the file is by default, as people write it."""
+
+TRACE_SECRETS: Final = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+"""Variables with what the collector of traces is shown; the first that is set counts."""
 
 # What makes a request the request it is.
 _NOT_SAMPLING: Final = ("input", "instructions", "messages", "model", "stream", "system", "tools")
@@ -99,11 +102,13 @@ class Config(_Options, frozen=True):
         models: Models by a name of one's own; a session may choose any of them.
         subagents: Other agents by name, for models to give work to.
         network: Who may reach ``serve --listen``, and how much one client may take.
+        trace_headers: What the collector of traces is shown, as OpenTelemetry writes headers.
         file: The configuration file, which need not be there, as people write it.
         sources: Where values came from, by their path in the file (``providers.openai.key``): a
             flag, a variable or the file. What is not in it is a default.
     """
 
+    trace_headers: str | None = None
     file: str = CONFIG_FILE
     sources: Mapping[str, str] = {}
 
@@ -133,10 +138,10 @@ class Config(_Options, frozen=True):
         )
         id = settings.model[len(provider) + 1 :]
         if not provider or not id.strip():
-            there_are = ", ".join(sorted(providers))
-            raise ConfigError(
-                f"no model {settings.model!r}; write PROVIDER:NAME with one of {there_are}"
-            )
+            said, there_are = repr(settings.model), ", ".join(sorted(providers))
+            if name in self.models and (other := self.models.get(settings.model)) is not None:
+                raise ConfigError(f"{said} is a name, too; write what it stands for, {other.model}")
+            raise ConfigError(f"no model {said}; write PROVIDER:NAME with one of {there_are}")
         return Target(provider, id, settings)
 
 
@@ -166,7 +171,9 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
         flag = "--plugin" if field == "plugins" else f"--{field.replace('_', '-')}"
         values[field], sources[field] = value, flag
     _take_variables(values, sources, environ)
-    return _Checker(file, sources).checked(values)
+    config = _Checker(file, sources).checked(values)
+    shown = next((environ[name] for name in TRACE_SECRETS if environ.get(name)), None)
+    return msgspec.structs.replace(config, trace_headers=shown)
 
 
 def table_name(table: str, name: str) -> str:
@@ -193,6 +200,15 @@ def _take_variables(
             place = table_name("providers", name)
             providers[name] = table | {field: value for field, (value, _) in found.items()}
             sources.update({f"{place}.{field}": source for field, (_, source) in found.items()})
+    _take_tokens(values.get("subagents"), sources, environ)
+
+
+def _take_tokens(tables: Any, sources: dict[str, str], environ: Mapping[str, str]) -> None:
+    for name, table in tables.items() if isinstance(tables, dict) else ():
+        variable = table.get("token_variable") if isinstance(table, dict) else None
+        if token := environ.get(str(variable), "").strip():
+            table.update(token=token, token_command=None)
+            sources[f"{table_name('subagents', name)}.token"] = str(variable)
 
 
 def _found(
@@ -248,6 +264,8 @@ class _Checker:
             self._check_provider(name, provider)
         for name, model in config.models.items():
             self._check_model(config, name, model)
+        for name, agent in config.subagents.items():
+            self._check_subagent(name, agent)
         return config
 
     def _converted(self, value: Any, kind: Any, place: str, *, strict: bool = True) -> Any:
@@ -256,11 +274,7 @@ class _Checker:
         except msgspec.ValidationError as exc:
             problem, _, at = str(exc).partition(" - at ")
             inner = re.sub(r"^(`key` in )?`\$|\[\.\.\.\]|`$", "", at)
-            # These messages would quote the value, or a pattern.
-            if problem.startswith("Invalid enum value"):
-                problem = f"Expected one of {', '.join(CHOICES[inner.rpartition('.')[2]])}"
-            words = (words for pattern, words in WORDS.items() if repr(pattern) in problem)
-            problem = next(words, problem[0].lower() + problem[1:])
+            problem = in_words(problem, kind, inner)
             raise self._wrong(f"{place}{inner}".lstrip("."), problem) from None
 
     def _wrong(self, place: str, problem: str) -> ConfigError:
@@ -282,6 +296,19 @@ class _Checker:
             raise self._wrong(place, "a provider of one's own needs a base_url")
         if provider.key is not None and provider.key_command is not None:
             raise self._wrong(place, "give key or key_command, not both")
+
+    def _check_subagent(self, name: str, agent: SubagentConfig) -> None:
+        place = table_name("subagents", name)
+        if bool(agent.command) == bool(agent.url):
+            raise self._wrong(place, "give command or url, one of the two")
+        if agent.token is not None and agent.token_command is not None:
+            raise self._wrong(place, "give token or token_command, not both")
+        of_urls = ("token", "token_command", "token_variable")
+        idle = of_urls if agent.url is None else ("env",)
+        for field in idle:
+            if getattr(agent, field):
+                needed = "url" if agent.url is None else "command"
+                raise self._wrong(f"{place}.{field}", f"is of no use without {needed}")
 
     def _check_model(self, config: Config, name: str, model: ModelConfig) -> None:
         from agent_core.models.catalog import known

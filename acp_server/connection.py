@@ -61,17 +61,14 @@ class Connection:
         self.peer = Peer(
             outbox,
             tasks,
-            {
-                "initialize": Method(wire.InitializeParams, self._initialize),
-                **methods_of(self),
-            },
+            methods_of(self, initialize=Method(wire.InitializeParams, self._initialize)),
             {"session/cancel": self._cancel},
             self._admit,
         )
         self._is_in_use = False  # something other than initialize was served
         self.sessions: dict[str, ClientSession] = {}
         self._backend: Backend | None = None
-        self._backend_ready = anyio.Event()
+        self._settled: anyio.Event | None = None  # there while somebody waits for a backend
         self._problem = ""
         self.features = Features()
 
@@ -86,12 +83,16 @@ class Connection:
     def open(self, backend: Backend) -> None:
         """Give the connection what agents run on; requests that came before wait for it."""
         self._backend = backend
-        self._backend_ready.set()
+        self._wake()
 
     def refuse(self, problem: str) -> None:
         """Say `problem` to every request that needs an agent: there will be none."""
         self._problem = problem
-        self._backend_ready.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._settled is not None:
+            self._settled.set()
 
     async def opened(self) -> Backend:
         """Wait for what agents run on.
@@ -101,7 +102,9 @@ class Connection:
         Raises:
             RpcError: There will be none; says why.
         """
-        await self._backend_ready.wait()
+        if self._backend is None and not self._problem:
+            self._settled = self._settled or anyio.Event()
+            await self._settled.wait()
         if self._backend is None:
             raise RpcError(INTERNAL_ERROR, self._problem)
         return self._backend
@@ -121,8 +124,9 @@ class Connection:
     def _initialize(
         self, params: wire.InitializeParams, in_flight: InFlight
     ) -> Coroutine[Any, Any, Any]:
-        if not 0 <= params.protocol_version <= 0xFFFF:
-            reason = "protocolVersion must be between 0 and 65535"
+        version = params.protocol_version
+        if not 0 <= version <= 0xFFFF or version % 1:
+            reason = "protocolVersion must be a whole number between 0 and 65535"
             raise RpcError(INVALID_PARAMS, "Invalid params", {"reason": reason})
         self.is_initialized = True
         self.features = features_of(params.client_capabilities)
@@ -157,7 +161,7 @@ class Connection:
 
         session = self.sessions.get(session_id)
         if session is None or session.is_handed_over:
-            session = ClientSession(session_id, self.peer, self.features)
+            session = ClientSession(session_id, self.peer, self.features, self.guest.number)
             self.sessions[session_id] = session
         return session
 

@@ -18,6 +18,7 @@ from agent_core.logs import before_first_record, get_logger
 __all__ = ["quiet_streams", "set_up_logs"]
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+_MAX_CAUSES: Final = 10
 
 
 class PatientStream:
@@ -90,6 +91,11 @@ def _configure(stream: BinaryIO, threshold: int) -> None:
     import structlog
 
     encode = msgspec.json.Encoder(enc_hook=repr).encode
+    # What an exception says may be anything, also what somebody has said in confidence. Where it
+    # was raised is ours to tell.
+    tell_exception = structlog.processors.ExceptionRenderer(_traced)
+    if threshold <= logging.DEBUG:
+        tell_exception = structlog.processors.format_exc_info
 
     def render(_logger: object, _method: str, record: MutableMapping[str, Any]) -> bytes:
         return encode(record)
@@ -97,15 +103,49 @@ def _configure(stream: BinaryIO, threshold: int) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _add_turn,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
+            tell_exception,
             render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.BytesLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
+
+
+def _add_turn(
+    _logger: object, _method: str, record: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Say in whose turn a record was made. Looked up here, so that a turn pays nothing for it."""
+    from agent_core import execution
+
+    frame = execution.current()
+    if frame is not None:
+        agent = frame.agent
+        record.setdefault("session_id", agent.id)
+        if agent.turn is not None:
+            record.setdefault("turn", agent.turn)
+        for label, value in agent.root.labels.items():
+            record.setdefault(label, value)
+    return record
+
+
+def _traced(exc_info: tuple[Any, BaseException, Any]) -> str:
+    """Return the types of an exception and of those behind it, and where each was raised."""
+    import textwrap
+    import traceback
+
+    told: list[str] = []
+    exc: BaseException | None = exc_info[1]
+    while exc is not None and len(told) < _MAX_CAUSES:
+        lines = "".join(traceback.format_tb(exc.__traceback__))
+        inner = exc.exceptions if isinstance(exc, BaseExceptionGroup) else ()
+        parts = (textwrap.indent(_traced((type(each), each, None)), "  | ") for each in inner)
+        told.append("\n".join([f"{lines}{type(exc).__qualname__}", *parts]))
+        exc = exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
+    return "\n\nled to\n\n".join(reversed(told))
 
 
 class _Bridge(logging.Handler):

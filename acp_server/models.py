@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from acp_server.config import Config, ConfigError, ProviderConfig, table_name
+from acp_server.config import TRACE_SECRETS, Config, ConfigError, ProviderConfig, table_name
 from acp_server.stored_keys import stored_key
 from agent_core.models.adapter import ModelAdapter, ModelInfo
 from agent_core.models.catalog import known
@@ -27,7 +27,12 @@ from agent_core.models.sdk import Library
 __all__ = ["ModelMaker", "hide_variables", "library_of", "make_models", "model_problem"]
 
 # The SDKs read these by themselves too, and nothing of ours needs them.
-_FURTHER_SECRETS: Final = ("ACP_AGENT_TOKEN", "OPENAI_ADMIN_KEY", "OPENAI_WEBHOOK_SECRET")
+_FURTHER_SECRETS: Final = (
+    "ACP_AGENT_TOKEN",
+    "OPENAI_ADMIN_KEY",
+    "OPENAI_WEBHOOK_SECRET",
+    *TRACE_SECRETS,  # what the collector of traces is shown
+)
 
 _PR_SET_DUMPABLE: Final = 4  # of prctl(2)
 
@@ -70,6 +75,7 @@ def hide_variables(config: Config, environ: MutableMapping[str, str] = os.enviro
     provider: from here on, only the configuration says what goes where.
     """
     names = {*_FURTHER_SECRETS, *(each.key_variable for each in config.providers.values())}
+    names |= {each.token_variable for each in config.subagents.values()}
     for provider in PROVIDERS.values():
         names |= {provider.key_variable, provider.token_variable, *provider.header_variables}
     found = [environ.pop(str(name), None) for name in names - {None}]

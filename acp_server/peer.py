@@ -46,9 +46,12 @@ from agent_core.cancellation import AbortSignal
 from agent_core.logs import get_logger
 from agent_core.text import replace_surrogates
 
-__all__ = ["InFlight", "Method", "Outbox", "Peer"]
+__all__ = ["InFlight", "Late", "Method", "Outbox", "Peer"]
 
 log = get_logger(__name__)
+
+Late = Callable[[bytes | None], None]
+"""What is told of a request that nobody waits for any more; see `Peer.call`."""
 
 
 class Outbox(Protocol):
@@ -150,13 +153,12 @@ class Peer:
         self._methods = methods
         self._notifications = notifications
         self._admit = admit
-        self._table = dict.fromkeys(methods, _jsonrpc.method(_await_work))
         self._in_flight: dict[tuple[type, RequestId], InFlight] = {}
         self._pending: dict[int, _Pending] = {}
-        self._late: dict[int, Callable[[bytes], None]] = {}
+        self._late: dict[int, Late] = {}
         self._last_id = 0
         self._is_closed = False
-        self._quiet = anyio.Event()  # replaced whenever a request comes in
+        self._quiet: anyio.Event | None = None  # there while somebody waits for it
 
     # --- what comes in -----------------------------------------------------------------------
 
@@ -201,8 +203,6 @@ class Peer:
             self._answer(request.id, error=self._internal(request.method, exc))
             return
         self._in_flight[key] = in_flight
-        if self._quiet.is_set():
-            self._quiet = anyio.Event()
         self._tasks.start_soon(self._serve, request, in_flight, work, name=request.method)
 
     async def _serve(
@@ -212,8 +212,9 @@ class Peer:
         error: tuple[int, str, Any] | None = (REQUEST_CANCELLED, "Request cancelled", None)
         try:
             with in_flight.scope:
+                table = {} if work is None else {request.method: _SERVED}
                 result, error = await _jsonrpc.dispatch(
-                    self._table, request.method, (self, request.method, work), request.id
+                    table, request.method, (self, request.method, work), request.id
                 )
         finally:
             if work is not None:
@@ -228,8 +229,9 @@ class Peer:
             self._answer(request.id, error=RpcError(code, message, data))
         for callback in in_flight.after:
             callback()
-        if not self._in_flight:
+        if not self._in_flight and self._quiet is not None:
             self._quiet.set()
+            self._quiet = None
 
     def _notice(self, notification: Notification) -> None:
         try:
@@ -304,7 +306,7 @@ class Peer:
         params: object,
         *,
         signal: AbortSignal | None = None,
-        late: Callable[[bytes], None] | None = None,
+        late: Late | None = None,
     ) -> bytes:
         """Send a request and wait for its response.
 
@@ -316,8 +318,9 @@ class Peer:
             method: Of the request.
             params: Of the request, anything that can be JSON.
             signal: Ends the wait.
-            late: Given the result that nobody waits for any more, should it come after all: for
-                what the peer has made by then and somebody has to undo.
+            late: Called once it is known what became of a request that nobody waits for any more:
+                with the result, for what the peer has made by then and somebody has to undo, or
+                with `None` for an error or the end of the connection.
 
         Returns:
             The undecoded result, UTF-8 JSON; ``b"null"`` if it is null or missing.
@@ -375,12 +378,14 @@ class Peer:
         Cancellation: safe. Concurrency: any number of tasks.
         """
         if self._in_flight:
+            self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()
 
     def close(self) -> None:
         """Send nothing more, and wake everybody who waits for the peer. Idempotent."""
         self._is_closed = True
-        self._late.clear()
+        while self._late:
+            self._late.popitem()[1](None)
         while self._pending:
             self._pending.popitem()[1].done.set()
 
@@ -400,6 +405,7 @@ async def _await_work(_context: object, payload: tuple[Peer, str, Awaitable[Any]
         return _jsonrpc.failure(hidden.code, hidden.message, hidden.data)
 
 
+_SERVED = _jsonrpc.method(_await_work)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -414,9 +420,8 @@ def _request_line(request_id: int, method: str, params: object) -> bytes:
     return _to_line({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
 
 
-def _tell_late(late: Callable[[bytes], None], response: Response) -> None:
-    if response.error is None:
-        late(response.result or b"null")
+def _tell_late(late: Late, response: Response) -> None:
+    late(None if response.error is not None else response.result or b"null")
 
 
 def _key(request_id: RequestId) -> tuple[type, RequestId]:

@@ -1,10 +1,10 @@
-"""A subagent in a process of its own: any ACP agent, started for one prompt and ended after it.
+"""A subagent of its own kind: any ACP agent, as a process or by its address, for one prompt.
 
 The request's signal is the one way to stop it. An abort becomes ``session/cancel`` as the protocol
 has it: with the session's id and without a word about who asked. The agent may then answer for a
-short time, as whatever it says is worth keeping; after that its process is ended, and only then
-does the run have a result. So a remote agent that dies, floods, talks nonsense, is silent or
-ignores the cancel is a failed run, and nothing else.
+short time, as whatever it says is worth keeping; after that its process is ended, or the connection
+to it is closed, and only then does the run have a result. So a remote agent that dies, floods,
+talks nonsense, is silent or ignores the cancel is a failed run, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,19 +13,31 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import msgspec
-from msgspec import Meta, Raw, Struct
 
-from acp_server.client import AgentConnection, AgentGone, open_agent
+from acp_server.agent_process import open_agent
+from acp_server.agent_socket import TokenRefused, reach_agent
+from acp_server.client import AgentConnection, AgentGone
 from acp_server.config_tables import Permissions
 from acp_server.errors import RemoteError
 from acp_server.peer import Method
 from acp_server.remote_questions import CallShown, Question, RemoteQuestions
-from agent_core.content import Usage, text_of
-from agent_core.errors import AgentError
+from acp_server.remote_updates import (
+    Cost,
+    Output,
+    SpentTokens,
+    TextSaid,
+    Update,
+    lenient,
+    update_of,
+)
+from agent_core.cancellation import TurnAborted
+from agent_core.content import text_of
+from agent_core.errors import AgentError, ModelError
 from agent_core.logs import get_logger
 from agent_core.subagents import (
     Capabilities,
@@ -37,6 +49,7 @@ from agent_core.subagents import (
 )
 
 if TYPE_CHECKING:
+    from agent_core.models.keys import Key
     from agent_core.runtime import AgentRuntime
 
 __all__ = ["RemoteProvider", "without_credentials"]
@@ -44,8 +57,6 @@ __all__ = ["RemoteProvider", "without_credentials"]
 START_LIMIT_S: Final = 30.0
 CANCEL_GRACE_S: Final = 2.0
 EXIT_GRACE_S: Final = 2.0
-MAX_OUTPUT_BYTES: Final = 1024 * 1024
-"""Of what an agent says the end is kept: its conclusion stands there."""
 MAX_REASON_CHARS: Final = 200
 
 _CREDENTIAL: Final = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
@@ -57,14 +68,11 @@ _REASONS: Final[dict[object, Reason]] = {
     "cancelled": "aborted",
 }
 
-_T = TypeVar("_T")
-_Count = Annotated[int, Meta(ge=0)]
-
 log = get_logger(__name__)
 
 
 class RemoteProvider:
-    """Runs each request by another ACP agent: a fresh process, one session, one prompt.
+    """Runs each request by another ACP agent: a process or connection, one session, one prompt.
 
     For programs that build on the agent: ``runtime.subagents.register(RemoteProvider(...))``.
     The agent is told the prompt, as text, and the parent's directory, and inherits nothing else;
@@ -75,8 +83,10 @@ class RemoteProvider:
         self,
         runtime: AgentRuntime,
         name: str,
-        command: Sequence[str],
+        command: Sequence[str] = (),
         *,
+        url: str | None = None,
+        token: Key | None = None,
         cwd: str | None = None,
         environ: Mapping[str, str] | None = None,
         permissions: Permissions = "ask",
@@ -90,19 +100,28 @@ class RemoteProvider:
             runtime: Owns the tasks of its runs, and ends them when it is left.
             name: What requests name it by.
             command: The agent's program and arguments.
+            url: Where it is instead, ``ws://`` or ``wss://``.
+            token: What it is shown there.
             cwd: Where its process starts, an absolute path; `None` for the parent's directory,
-                which is the session's in any case.
+                which is the session's in any case. With `url` it is the session's, over there.
             environ: Variables it gets besides those it inherits, credentials too.
             permissions: Who answers its questions: the parent's person, under its permission mode,
                 or nobody and always in the same way; in read-only mode nothing but reads is
                 allowed. It offers no files and no terminals to the agent, which has its own.
             start_limit_s: Seconds it has until it can be prompted.
             cancel_grace_s: Seconds it has to answer the prompt after a cancel.
-            exit_grace_s: Seconds it has to leave at the end of its input.
+            exit_grace_s: Seconds a process has to leave at the end of its input.
+
+        Raises:
+            ValueError: Not one of `command` and `url` is given.
         """
+        if bool(command) == bool(url):
+            raise ValueError("an agent has a command or a url")
         self._runtime = runtime
         self._name = name
         self.command = tuple(command)
+        self.url = url
+        self.token = token
         self.cwd = cwd
         self.environ = dict(environ or {})
         self.permissions: Permissions = permissions
@@ -121,13 +140,13 @@ class RemoteProvider:
         return Capabilities()
 
     async def start(self, request: SubagentRequest) -> SubagentRun:
-        """Start the process; all that can go wrong afterwards is the run's result.
+        """Start the process, or connect; what can go wrong afterwards is the run's result.
 
         Cancellation: through ``request.signal``. Concurrency: any number.
 
         Raises:
             TurnAborted: The signal fired; nothing is left.
-            AgentError: The process could not be started, or the runtime is being left.
+            AgentError: That could not be done, or the runtime is being left.
         """
         request.signal.raise_if_aborted()
         run = _RemoteRun(self, request)
@@ -141,12 +160,13 @@ class RemoteProvider:
             await run.dispose()
             request.signal.raise_if_aborted()
         if run.problem is not None:
-            raise AgentError(f"The subagent {self._name!r} could not be started: {run.problem}.")
+            did = "started" if self.url is None else "reached"
+            raise AgentError(f"The subagent {self._name!r} could not be {did}: {run.problem}.")
         return run
 
 
 class _RemoteRun:
-    """One agent process at work on its one prompt. `drive` owns it, in one task."""
+    """One agent at work on its one prompt. `drive` owns the way to it, in one task."""
 
     def __init__(self, provider: RemoteProvider, request: SubagentRequest) -> None:
         self.id: Final = f"remote_{secrets.token_hex(12)}"
@@ -158,14 +178,17 @@ class _RemoteRun:
             request, self.id, provider.permissions, lambda: self.stop()
         )
         self._signal = request.signal
-        self._usage, self._cost = _Usage(), _Cost()
+        self._usage, self._cost = SpentTokens(), Cost()
         self._session_cwd = request.parent.roots.cwd
+        if provider.url is not None and provider.cwd is not None:
+            self._session_cwd = provider.cwd
         self._text = text_of(request.prompt)
         self._stopping = anyio.Event()
+        self._reaching = anyio.CancelScope()
         self._ended = anyio.Event()
         self._agent: AgentConnection | None = None
         self._session_id: str | None = None  # while a prompt is under way in it
-        self._output = _Output()
+        self._output = Output()
         self._result = SubagentResult("error", "", "The subagent failed by a defect of ours.")
 
     # --- what the parent sees ----------------------------------------------------------------
@@ -191,6 +214,7 @@ class _RemoteRun:
         if self._stopping.is_set():
             return
         self._stopping.set()
+        self._reaching.cancel()
         self._questions.close()
         if self._agent is not None and self._session_id is not None:
             self._agent.notify("session/cancel", {"sessionId": self._session_id})
@@ -206,7 +230,7 @@ class _RemoteRun:
         try:
             if not (self._signal.aborted or self._stopping.is_set()):
                 await self._use_agent()
-        except AgentGone as gone:  # it could not be started
+        except AgentGone as gone:  # it could not be started, or reached
             self.problem = str(gone)
         finally:
             remove()
@@ -214,24 +238,67 @@ class _RemoteRun:
             self._ended.set()
 
     async def _use_agent(self) -> None:
-        provider = self._provider
-        async with open_agent(
-            provider.command,
-            cwd=provider.cwd or self._session_cwd,
-            methods={"session/request_permission": Method(Question, self._questions.decide)},
-            notifications={"session/update": self._collect},
-            environ=without_credentials(os.environ) | provider.environ,
-            grace_s=provider.exit_grace_s,
-        ) as self._agent:
+        async with AsyncExitStack() as stack:
+            self._agent = agent = await self._reach(stack)
             self.begun.set()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._hang_up_in_time, self._agent)
-                result = await self._converse(self._agent)
+                tasks.start_soon(self._hang_up_in_time, agent)
+                result = await self._converse(agent)
                 self._questions.close()
                 tasks.cancel_scope.cancel()
         # Not before the process is gone: a parent that has a result has nothing left to wait for.
         self._result = result
         log.info("remote_subagent_ended", run_id=self.id, reason=result.reason)
+
+    async def _reach(self, stack: AsyncExitStack) -> AgentConnection:
+        provider = self._provider
+        methods = {"session/request_permission": Method(Question, self._questions.decide)}
+        notifications = {"session/update": self._collect}
+        if provider.url is None:
+            process = open_agent(
+                provider.command,
+                cwd=provider.cwd or self._session_cwd,
+                methods=methods,
+                notifications=notifications,
+                environ=without_credentials(os.environ) | provider.environ,
+                grace_s=provider.exit_grace_s,
+            )
+            return await stack.enter_async_context(process)
+        has_other_token = False
+        while True:
+            token = await self._token(provider.token)
+            way = reach_agent(
+                provider.url,
+                token=token,
+                methods=methods,
+                notifications=notifications,
+                connecting=self._stoppable(),
+            )
+            try:
+                return await stack.enter_async_context(way)
+            except TokenRefused:
+                may_differ = provider.token is not None and provider.token.refuse(token)
+                if has_other_token or not may_differ:
+                    raise
+                has_other_token = True
+
+    async def _token(self, token: Key | None) -> str | None:
+        if token is None:
+            return None
+        try:
+            with self._stoppable():
+                return await token.value(self._signal)
+        except ModelError as exc:  # what a key is for is a model, most of the time
+            raise AgentGone(exc.message) from None
+        except TurnAborted:
+            pass
+        raise AgentGone("it was stopped")
+
+    def _stoppable(self) -> anyio.CancelScope:
+        self._reaching = anyio.CancelScope()
+        if self._stopping.is_set():
+            self._reaching.cancel()
+        return self._reaching
 
     async def _hang_up_in_time(self, agent: AgentConnection) -> None:
         await self._stopping.wait()
@@ -271,7 +338,7 @@ class _RemoteRun:
             )
         finally:
             self._session_id = None
-        self._usage = _read(answer.get("usage"), _Usage)
+        self._usage = lenient(answer.get("usage"), SpentTokens)
         stop_reason = answer.get("stopReason")
         reason = _REASONS.get(stop_reason) if isinstance(stop_reason, str) else None
         if reason is None:
@@ -289,7 +356,7 @@ class _RemoteRun:
     def _spent(self) -> Spent:
         return Spent(self._usage.counted, self._cost.amount, self._cost.currency)
 
-    def _show(self, update: _Update) -> None:
+    def _show(self, update: Update) -> None:
         """Show a line for a call, and another one if it fails."""
         if update.title:
             self._show_line("".join(filter(str.isprintable, update.title))[:MAX_REASON_CHARS])
@@ -300,93 +367,19 @@ class _RemoteRun:
 
     def _collect(self, params: bytes | None) -> None:
         try:
-            update = msgspec.json.decode(params or b"{}", type=_UpdateParams).update
+            update = update_of(params)
             match update.session_update:
                 case "agent_message_chunk":
-                    self._output.add(msgspec.json.decode(update.content, type=_Text).text)
+                    self._output.add(msgspec.json.decode(update.content, type=TextSaid).text)
                 case "tool_call" | "tool_call_update":
                     self._questions.note(CallShown(update.tool_call_id, update.title, update.kind))
                     self._show(update)
                 case "usage_update":
-                    self._cost = _read(update.cost, _Cost)
+                    self._cost = lenient(update.cost, Cost)
                 case _:
                     pass
         except msgspec.MsgspecError:
             log.debug("remote_update_malformed", run_id=self.id)
-
-
-def _read(value: object, kind: type[_T]) -> _T:
-    """Return what an agent says of its tokens or its cost; nothing, if that makes no sense."""
-    try:
-        return msgspec.convert(value or {}, kind)
-    except msgspec.ValidationError:
-        return kind()
-
-
-class _Output:
-    """The end of a text of any length."""
-
-    def __init__(self) -> None:
-        self._kept = bytearray()
-        self._dropped_bytes = 0
-
-    def add(self, text: str) -> None:
-        self._kept += text.encode()
-        if len(self._kept) > 2 * MAX_OUTPUT_BYTES:  # seldom: each time moves all that is kept
-            self._trim()
-
-    def _trim(self) -> None:
-        surplus = max(0, len(self._kept) - MAX_OUTPUT_BYTES)
-        del self._kept[:surplus]
-        self._dropped_bytes += surplus
-
-    def __str__(self) -> str:
-        self._trim()
-        text = self._kept.decode("utf-8", "ignore")  # the first character may be cut in two
-        if not self._dropped_bytes:
-            return text
-        return f"(the first {self._dropped_bytes} bytes are left out)\n{text}"
-
-
-class _Text(Struct):
-    text: str = ""
-
-
-class _Update(Struct, rename="camel"):
-    session_update: str
-    content: Raw = Raw(b"{}")
-    tool_call_id: str = ""
-    title: str | None = None
-    kind: str | None = None
-    status: str | None = None
-    cost: object = None
-
-
-class _Usage(Struct, rename="camel"):
-    input_tokens: _Count = 0
-    output_tokens: _Count = 0
-    thought_tokens: _Count | None = None
-    cached_read_tokens: _Count | None = None
-    cached_write_tokens: _Count | None = None
-
-    @property
-    def counted(self) -> Usage:
-        return Usage(
-            self.input_tokens,
-            self.output_tokens,
-            self.cached_read_tokens or 0,
-            self.thought_tokens or 0,
-            self.cached_write_tokens or 0,
-        )
-
-
-class _Cost(Struct):
-    amount: Annotated[float, Meta(ge=0)] | None = None
-    currency: str | None = None
-
-
-class _UpdateParams(Struct):
-    update: _Update
 
 
 def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:

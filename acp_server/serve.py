@@ -43,7 +43,7 @@ def serve_stdio(configure: Callable[[], Config], *, grace_s: float) -> int:
     reads, writes = claim_stdio()
     quiet_streams()
     anyio.run(_serve, reads, writes, configure, grace_s)
-    gc.freeze()  # with an SDK loaded, a last look for garbage takes the interpreter 0.2 s
+    _begin_collecting()  # with an SDK loaded, a last look for garbage takes the interpreter 0.2 s
     return 0
 
 
@@ -87,16 +87,23 @@ async def _run_agents(
         config = configure()
         async with open_backend(config) as backend:
             connection.open(backend)
-            # What is loaded stays; a full look for garbage through an SDK takes 0.2 s.
-            gc.freeze()
             if (library := backend.library) is not None:
                 from agent_core.models.sdk import prewarm
 
-                prewarm(library, gc.freeze)
+                prewarm(library, _begin_collecting)
+            else:
+                _begin_collecting()
             await over.wait()
     except ConfigError as exc:
         connection.refuse(str(exc))
+        _begin_collecting()
         await over.wait()
+
+
+def _begin_collecting() -> None:
+    """Look for garbage from now on, but not in what is loaded, which stays."""
+    gc.freeze()  # a full look through an SDK takes 0.2 s
+    gc.enable()
 
 
 class Grace:

@@ -7,7 +7,8 @@ finds them here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -23,6 +24,7 @@ from acp_server.elicitation import lend_person
 from acp_server.errors import (
     AUTH_REQUIRED,
     INTERNAL_ERROR,
+    INVALID_REQUEST,
     RESOURCE_NOT_FOUND,
     RpcError,
 )
@@ -72,8 +74,11 @@ REPLAY_BATCH: Final = 200
 class ClientSession:
     """A session on this connection."""
 
-    def __init__(self, session_id: str, peer: Peer, features: Features) -> None:
+    def __init__(
+        self, session_id: str, peer: Peer, features: Features, number: int | None = None
+    ) -> None:
         self.id = session_id
+        self._number = number  # of the connection, in the log
         self.agent: Agent | None = None
         self.commands: SessionCommands | None = None  # its agent's
         self._peer = peer = SessionPeer(peer, session_id)
@@ -88,6 +93,7 @@ class ClientSession:
         self._last_answered.set()
         # Prompts with the event of the answer before theirs, and of their own.
         self._unanswered: list[tuple[Prompt, anyio.Event, anyio.Event]] = []
+        self._stopped_s: dict[str, float] = {}  # when, by the id of the prompt
         self._features = features
         self._spending = Spending()
         self._told_title: str | None = None
@@ -104,6 +110,8 @@ class ClientSession:
     def attach(self, agent: Agent) -> None:
         """Give the session its agent, and the agent what waited for it."""
         self.agent = agent
+        if self._number is not None:
+            agent.labels["connection"] = self._number
         self.commands = SessionCommands(agent, self._offer_commands)
         self._told_title = agent.session.state.title
         self._detach = [
@@ -242,9 +250,11 @@ class ClientSession:
 
     # --- prompts -----------------------------------------------------------------------------
 
-    def submit(self, content: tuple[Block, ...], *, is_steering: bool) -> Prompt:
+    def submit(
+        self, content: tuple[Block, ...], *, is_steering: bool, trace: Mapping[str, str]
+    ) -> Prompt:
         """Take a prompt; in effect when this returns."""
-        prompt = Prompt(content, "user")
+        prompt = Prompt(content, "user", trace)
         if self.agent is None and len(self._waiting) >= MAX_QUEUED:
             prompt.settle(None, QueueFull(f"{MAX_QUEUED} prompts are waiting already."))
         elif self.agent is None:
@@ -290,6 +300,8 @@ class ClientSession:
         except SessionNotFound as exc:  # the load that the prompt waited for failed
             data = {"sessionId": exc.session_id}
             raise RpcError(RESOURCE_NOT_FOUND, "Unknown session", data) from None
+        except QueueFull as exc:
+            raise RpcError(INVALID_REQUEST, str(exc), {"reason": "busy"}) from None
         except AgentError as exc:
             raise RpcError(INTERNAL_ERROR, str(exc)) from None
         finally:
@@ -302,7 +314,7 @@ class ClientSession:
 
     async def _behind_the_answers(
         self,
-        _agent: Agent,
+        agent: Agent,
         _content: tuple[Block, ...],
         _source: str,
         signal: AbortSignal,
@@ -311,8 +323,11 @@ class ClientSession:
         """Hold a turn until those before it are answered: a client takes what comes for theirs.
 
         An answer whose own predecessor is not out, such as that of a prompt withdrawn from behind
-        this one, waits for this very turn.
+        this one, waits for this very turn. In a session that another process has gone on with
+        nothing is done.
         """
+        async with signal.scope():
+            await agent.session.check()
         for prompt, before, answered in tuple(self._unanswered):
             if prompt.is_settled and before.is_set():
                 async with signal.scope():
@@ -321,14 +336,24 @@ class ClientSession:
 
     def withdraw(self, prompt: Prompt) -> None:
         """Cancel one prompt: take it out of its queue, or stop the turn it is in."""
+        self._stopped_s.setdefault(prompt.id, time.monotonic())
         self._waiting = [entry for entry in self._waiting if entry[0] is not prompt]
         if self.agent is None:
             prompt.settle(None)
         else:
             self.agent.withdraw(prompt)
 
+    def stopping_s(self, prompt: Prompt) -> float | None:
+        """Return how long ago a prompt was stopped, once; `None` if nobody stopped it."""
+        stopped_s = self._stopped_s.pop(prompt.id, None)
+        return None if stopped_s is None else time.monotonic() - stopped_s
+
     def cancel(self) -> None:
         """Do what ``session/cancel`` asks: stop the turn, forget what is queued."""
+        now_s = time.monotonic()
+        for prompt, _before, answered in self._unanswered:
+            if not answered.is_set():
+                self._stopped_s.setdefault(prompt.id, now_s)
         for prompt, _is_steering in self._waiting:
             prompt.settle(None)
         self._waiting.clear()

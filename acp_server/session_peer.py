@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import anyio
 
 from acp_server.errors import PeerClosed
-from acp_server.peer import Peer
+from acp_server.peer import Late, Peer
 from agent_core.cancellation import AbortSignal
 
 __all__ = ["Progress", "SessionPeer"]
@@ -85,7 +84,7 @@ class SessionPeer(Peer):
         params: object,
         *,
         signal: AbortSignal | None = None,
-        late: Callable[[bytes], None] | None = None,
+        late: Late | None = None,
     ) -> bytes:
         """See `Peer.call`.
 

@@ -20,7 +20,15 @@ from typing import Final
 from acp_server.config import config_dir
 from agent_core.logs import get_logger
 
-__all__ = ["KeysUnusable", "forget_keys", "keys_file", "store_key", "stored_key", "stored_keys"]
+__all__ = [
+    "KeysUnusable",
+    "forget_keys",
+    "keys_file",
+    "keys_stamp",
+    "store_key",
+    "stored_key",
+    "stored_keys",
+]
 
 FILE: Final = "keys.toml"
 MAX_BYTES: Final = 64 * 1024
@@ -45,6 +53,19 @@ def stored_key(provider: str) -> str | None:
     except KeysUnusable as exc:
         log.warning("stored_keys_unusable", problem=str(exc))
         return None
+
+
+def keys_stamp() -> tuple[object, ...]:
+    """Return what is another value after every change of the file or of its folder."""
+    stamp: list[object] = []
+    for place in (config_dir(), keys_file()):
+        try:
+            status = os.lstat(place)
+        except OSError as exc:
+            stamp.append(exc.errno)
+        else:
+            stamp += (status.st_ino, status.st_mode, status.st_size, status.st_ctime_ns)
+    return tuple(stamp)
 
 
 def stored_keys() -> dict[str, str]:

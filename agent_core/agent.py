@@ -28,6 +28,7 @@ from agent_core.tools.roots import Roots
 from agent_core.tools.tool import Ask, Commands, Files, Tool
 
 if TYPE_CHECKING:
+    from agent_core.project_files import ProjectFiles
     from agent_core.runtime import AgentRuntime
 
 __all__ = ["Agent"]
@@ -48,6 +49,7 @@ class Agent:
         parent: The agent this one is a subagent of, or `None`.
         delegation: What of its parent's it is, if it is a subagent.
         background: Its subagents in the background.
+        labels: What records that its turns write say besides its session and turn.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Agent:
         self.parent = parent
         self.delegation = delegation
         self.background = Background(self, runtime)
+        self.labels: dict[str, object] = {}
         self._runtime = runtime
         self._default_mode = mode
         self._default_model = model
@@ -109,6 +112,11 @@ class Agent:
         return self._runtime.subagents
 
     @property
+    def project_files(self) -> ProjectFiles:
+        """What looks for its project's files."""
+        return self._runtime.project_files
+
+    @property
     def children(self) -> tuple[Agent, ...]:
         """Its subagents in this process that are not quiet yet."""
         return tuple(agent for agent in self._runtime.agents.values() if agent.parent is self)
@@ -122,6 +130,21 @@ class Agent:
     def status(self) -> str:
         """``idle``, ``running`` or ``disposed``. Tells nothing about any one prompt."""
         return self._loop.status
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """The prompt that has the turn that runs, `None` when none does."""
+        return self._loop.prompt
+
+    @property
+    def turn(self) -> int | None:
+        """The number of the turn that runs, `None` when none does."""
+        return self._loop.turn
+
+    @property
+    def n_queued(self) -> int:
+        """How many prompts wait for a turn of their own."""
+        return self._loop.n_queued
 
     @property
     def mode(self) -> str:

@@ -3,8 +3,8 @@
 They lie in the project, from the session's directory up to the root of the repository, and in the
 person's own folder; the nearer wins. The front matter has a ``description``, and may have a
 ``name``, the ``tools`` and the ``model``; the text behind it is what the subagent is told about
-itself. The model is told of them with the delegate tool. They are looked at once a turn and when
-one is asked for, in a worker thread, and read again only when one of them changed.
+itself. The model is told of them with the delegate tool: of those that the turn's look into the
+project found. When one is asked for there is another look; what has not changed is not read again.
 """
 
 from __future__ import annotations
@@ -13,26 +13,18 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
-import anyio.to_thread
 from msgspec import Struct, structs
 
 from agent_core.cancellation import AbortSignal
 from agent_core.logs import get_logger
 from agent_core.models.adapter import ToolSpec
-from agent_core.project_files import (
-    markdown_files,
-    read_text,
-    reason_of,
-    signature_of,
-    split_front_matter,
-)
+from agent_core.project_files import Found, Look, read_in_thread
+from agent_core.project_text import read_text, reason_of, split_front_matter
 from agent_core.prompt import AssembleContext, Assembly
 from agent_core.text import printable, replace_surrogates, shortened
-from agent_core.tools.roots import Roots
 
 if TYPE_CHECKING:
     from agent_core.agent import Agent
@@ -42,7 +34,6 @@ __all__ = ["AgentFile", "AgentFiles"]
 
 MAX_AGENTS: Final = 64
 MAX_BODY_BYTES: Final = 64 * 1024
-_MAX_FILES: Final = 1000
 _MAX_DESCRIPTION_CHARS: Final = 500
 _IS_NAME: Final = re.compile(r"[\w-]{1,40}").fullmatch
 _DELEGATE: Final = "delegate"
@@ -61,27 +52,13 @@ class AgentFile(Struct, frozen=True):
     model: str | None = None
 
 
-class _Look(Struct, frozen=True):
-    """What the last look found, in which turn, and the signature of all that was looked at.
-
-    One for an agent and all its subagents: they work in the same places.
-    """
-
-    turn: int
-    signature: object
-    found: Mapping[str, AgentFile]
-
-
 class AgentFiles:
-    """Finds the subagents that files describe, and tells models of all that there are.
+    """Finds the subagents that files describe, and tells models of all that there are."""
 
-    Args:
-        user_folder: The person's own, with their ``agents``.
-    """
-
-    def __init__(self, user_folder: str) -> None:
-        self._folder = os.path.join(user_folder, "agents")
-        self._looks: WeakKeyDictionary[Agent, _Look] = WeakKeyDictionary()
+    def __init__(self) -> None:
+        # By root: an agent and all its subagents work in the same places.
+        self._read: WeakKeyDictionary[Agent, tuple[tuple[Found, ...], Mapping[str, AgentFile]]]
+        self._read = WeakKeyDictionary()
 
     def use(self, runtime: AgentRuntime) -> None:
         """Let every agent of `runtime` delegate to them."""
@@ -91,7 +68,7 @@ class AgentFiles:
     async def known(
         self, agent: Agent, signal: AbortSignal | None = None
     ) -> Mapping[str, AgentFile]:
-        """Return those that `agent` can delegate to, by name.
+        """Return those that `agent` can delegate to now, by name.
 
         Cancellation: through `signal`; a file that is being read is read to its end.
         Concurrency: any number of tasks.
@@ -99,14 +76,16 @@ class AgentFiles:
         Raises:
             TurnAborted: The signal fired.
         """
-        if signal is not None:
-            signal.raise_if_aborted()
-        last, turn = self._looks.get(agent.root), agent.root.session.state.last_turn
-        look = await anyio.to_thread.run_sync(self._look, agent.roots, turn, last, signal)
-        if signal is not None:
-            signal.raise_if_aborted()
-        self._looks[agent.root] = look
-        return look.found
+        return await self._found(agent, await agent.project_files.look_again(agent, signal), signal)
+
+    async def _found(
+        self, agent: Agent, look: Look, signal: AbortSignal | None
+    ) -> Mapping[str, AgentFile]:
+        read, found = self._read.get(agent.root, ((), {}))
+        if look.agents != read:
+            found = await read_in_thread(_read_all, look.agents, signal)
+            self._read[agent.root] = look.agents, found
+        return found
 
     async def _assemble(
         self,
@@ -114,46 +93,37 @@ class AgentFiles:
         context: AssembleContext,
         next_: Callable[[Assembly, AssembleContext], Awaitable[Assembly]],
     ) -> Assembly:
-        """Name them in the delegate tool's description.
+        """Name them in the delegate tool's description, the same ones for a whole turn.
 
         Cancellation: through ``context.signal``. Concurrency: any number of agents.
         """
         if any(spec.name == _DELEGATE for spec in assembly.tools):
-            agent = context.agent
-            last = self._looks.get(agent.root)
-            if last is not None and last.turn == agent.root.session.state.last_turn:
-                files = last.found  # what is said of the tools stays the same for a whole turn
-            else:
-                files = await self.known(agent, context.signal)
+            agent, signal = context.agent, context.signal
+            files = await self._found(agent, await agent.project_files.look(agent, signal), signal)
             tools = tuple(_with_list(spec, agent, files) for spec in assembly.tools)
             assembly = replace(assembly, tools=tools)
         return await next_(assembly, context)
 
-    # --- in a worker thread ------------------------------------------------------------------
 
-    def _look(
-        self, roots: Roots, turn: int, last: _Look | None, signal: AbortSignal | None
-    ) -> _Look:
-        found_in = markdown_files("agents", roots.cwd, roots.additional, self._folder)
-        files = list(islice(found_in, _MAX_FILES))
-        signature = (roots, [signature_of(path) for path, _within in files])
-        if last is not None and last.signature == signature:
-            return structs.replace(last, turn=turn)
-        found: dict[str, AgentFile] = {}
-        for path, within in files:
-            if signal is not None and signal.aborted:
-                break  # whoever waits for this says so
-            if len(found) >= MAX_AGENTS:
-                log.warning("agent_files_left_out", from_path=path)
-                break
-            try:
-                described = _read(path, within)
-            except (OSError, ValueError) as exc:
-                log.warning("agent_file_skipped", path=path, reason=reason_of(exc))
-                continue
-            if described is not None:
-                found.setdefault(described.name, described)
-        return _Look(turn, signature, found)
+# --- in a worker thread ----------------------------------------------------------------------
+
+
+def _read_all(files: tuple[Found, ...], signal: AbortSignal | None) -> dict[str, AgentFile]:
+    found: dict[str, AgentFile] = {}
+    for path, within, _stamp in files:
+        if signal is not None and signal.aborted:
+            break  # whoever waits for this says so
+        if len(found) >= MAX_AGENTS:
+            log.warning("agent_files_left_out", from_path=path)
+            break
+        try:
+            described = _read(path, within)
+        except (OSError, ValueError) as exc:
+            log.warning("agent_file_skipped", path=path, reason=reason_of(exc))
+            continue
+        if described is not None:
+            found.setdefault(described.name, described)
+    return found
 
 
 def _read(path: str, within: tuple[str, ...] | None) -> AgentFile | None:

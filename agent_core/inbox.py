@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import anyio
@@ -14,6 +16,7 @@ from agent_core.events import Outcome
 
 __all__ = ["MAX_QUEUED", "Inbox", "Prompt"]
 
+_NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_QUEUED: Final = 64
 """What may wait in one inbox; a person never gets near, a broken client does."""
 
@@ -31,13 +34,16 @@ class Prompt:
         id: Unique; the log's messages carry it.
         content: What was said.
         source: Who said it: ``user`` or a listener's name.
+        trace: The W3C trace it is part of, ``traceparent`` and perhaps ``tracestate``, or nothing.
         outcome: How its turn ended; `None` before, and for ever if no turn took it.
         error: What the log does not know of: it was not taken, or its end could not be saved.
     """
 
-    __slots__ = ("_settled", "content", "error", "id", "outcome", "source")
+    __slots__ = ("_settled", "content", "error", "id", "outcome", "source", "trace")
 
-    def __init__(self, content: tuple[Block, ...], source: str) -> None:
+    def __init__(
+        self, content: tuple[Block, ...], source: str, trace: Mapping[str, str] = _NO_TRACE
+    ) -> None:
         """Make a prompt.
 
         Raises:
@@ -47,6 +53,7 @@ class Prompt:
         self.id: Final = uuid.uuid4().hex
         self.content: Final = content
         self.source: Final = source
+        self.trace: Final = trace
         self.outcome: Outcome | None = None
         self.error: AgentError | None = None
         self._settled = anyio.Event()
@@ -94,6 +101,11 @@ class Inbox:
     def has_queued(self) -> bool:
         """Whether a prompt waits for a turn of its own."""
         return bool(self._queued)
+
+    @property
+    def n_queued(self) -> int:
+        """How many prompts wait for a turn of their own."""
+        return len(self._queued)
 
     @property
     def has_steering(self) -> bool:

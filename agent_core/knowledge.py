@@ -1,7 +1,7 @@
 """What the model is told about a project: ``AGENTS.md`` files, and the skills there are.
 
-Both become sections of the system prompt. They are looked at once a turn, in a worker thread, and
-read again only when one of them changed; so a turn keeps the prompt it began with.
+Both become sections of the system prompt. They are what a turn's look into the project found, and
+are read again only when one of them has changed; so a turn keeps the prompt it began with.
 
 Instructions are those of the person's own folder first, then of every directory from the root of
 the repository down to the session's: the nearer, the later, and the last to be cut. Skills are
@@ -18,23 +18,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
-import anyio.to_thread
-
 from agent_core.cancellation import AbortSignal
-from agent_core.errors import ToolError
 from agent_core.hooks import Hooks
 from agent_core.logs import get_logger
-from agent_core.project_files import (
-    directories_of,
-    entries_of,
-    read_text,
-    reason_of,
-    signature_of,
-    split_front_matter,
-)
+from agent_core.project_files import Found, read_in_thread
+from agent_core.project_text import read_text, reason_of, split_front_matter
 from agent_core.prompt import AssembleContext, Assembly
 from agent_core.text import printable, replace_surrogates, shortened
-from agent_core.tools.roots import Roots
 
 if TYPE_CHECKING:
     from agent_core.agent import Agent
@@ -45,7 +35,6 @@ MAX_INSTRUCTION_BYTES: Final = 32 * 1024
 """Of all ``AGENTS.md`` files together."""
 MAX_SKILLS: Final = 64
 _MAX_SKILL_BYTES: Final = 16 * 1024  # its head is all that is read here
-_MAX_SKILL_FILES: Final = 1000
 _IS_NAME: Final = re.compile(r"[\w-]{1,64}").fullmatch
 _MAX_DESCRIPTION_CHARS: Final = 500
 
@@ -84,25 +73,15 @@ class Known:
         return {name: replace_surrogates(text) for name, text in sections.items() if text}
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What an agent's last look found, in which turn, and the signature of all it looked at."""
-
-    turn: int
-    signature: object
-    known: Known
+_Files = tuple[tuple[Found, ...], tuple[Found, ...]]  # of instructions, and of skills
+_NOTHING: Final[tuple[_Files, Known]] = (((), ()), Known())
 
 
 class Knowledge:
-    """Tells agents what their project's files say.
+    """Tells agents what their project's files say."""
 
-    Args:
-        user_folder: The person's own, with their ``AGENTS.md``.
-    """
-
-    def __init__(self, user_folder: str) -> None:
-        self._user_folder = user_folder
-        self._looks: WeakKeyDictionary[Agent, _Look] = WeakKeyDictionary()
+    def __init__(self) -> None:
+        self._read: WeakKeyDictionary[Agent, tuple[_Files, Known]] = WeakKeyDictionary()
 
     def listen(self, hooks: Hooks) -> None:
         """Register the listener for every agent of `hooks`."""
@@ -117,19 +96,14 @@ class Knowledge:
         Raises:
             TurnAborted: The signal fired.
         """
-        if signal is not None:
-            signal.raise_if_aborted()
-        state, last = agent.session.state, self._looks.get(agent)
-        if last is not None and state.open_turn and last.turn == state.last_turn:
-            return last.known
-        look = await anyio.to_thread.run_sync(
-            _look, self._user_folder, agent.roots, state.last_turn, last, signal
-        )
-        if signal is not None:
-            signal.raise_if_aborted()
-        if state.open_turn:
-            self._looks[agent] = look
-        return look.known
+        look = await agent.project_files.look(agent, signal)
+        files = look.instructions, look.skills
+        # A subagent is told what its root is, unless something has changed since.
+        read, known = self._read.get(agent) or self._read.get(agent.root) or _NOTHING
+        if files != read:
+            known = await read_in_thread(_read, files, signal)
+            self._read[agent] = files, known
+        return known
 
     async def _assemble(
         self,
@@ -145,31 +119,19 @@ class Knowledge:
 # --- in a worker thread ---------------------------------------------------------------------
 
 
-def _look(
-    user_folder: str, roots: Roots, turn: int, last: _Look | None, signal: AbortSignal | None
-) -> _Look:
-    places = [user_folder, *directories_of(roots.cwd)]
-    files = [os.path.join(place, "AGENTS.md") for place in places]
-    skills = _skill_files(roots)
-    signature = (roots, [signature_of(path) for path in (*files, *skills)])
-    if last is not None and last.signature == signature:
-        return replace(last, turn=turn)
-    return _Look(
-        turn, signature, Known(_read(files, roots, signal), _skills(skills, roots, signal))
-    )
+def _read(files: _Files, signal: AbortSignal | None) -> Known:
+    instructions, skills = files
+    return Known(_instructions(instructions, signal), _skills(skills, signal))
 
 
-def _read(files: list[str], roots: Roots, signal: AbortSignal | None) -> tuple[Instructions, ...]:
+def _instructions(files: tuple[Found, ...], signal: AbortSignal | None) -> tuple[Instructions, ...]:
     """Read the files, the last one first, until there is no more room."""
     found: list[Instructions] = []
     seen: set[str] = set()
     room_bytes = MAX_INSTRUCTION_BYTES
-    for path in reversed(files):
+    for path, within, _stamp in reversed(files):
         if signal is not None and signal.aborted:
             break  # whoever waits for this says so
-        # What lies in the person's own folder is theirs, wherever a link leads from there.
-        is_own = path == files[0]
-        within = None if is_own else (os.path.dirname(path), roots.cwd, *roots.additional)
         try:
             if (real := os.path.realpath(path)) in seen:
                 continue
@@ -184,24 +146,9 @@ def _read(files: list[str], roots: Roots, signal: AbortSignal | None) -> tuple[I
     return tuple(found[::-1])
 
 
-def _skill_files(roots: Roots) -> list[str]:
-    found: list[str] = []
-    for place in (roots.cwd, *roots.additional):
-        directory = os.path.join(place, ".agents", "skills")
-        try:
-            roots.resolve(directory)
-            found += (os.path.join(directory, name, "SKILL.md") for name in entries_of(directory))
-        except OSError as exc:
-            log.warning("skills_skipped", path=directory, reason=reason_of(exc))
-        except ToolError as exc:
-            log.warning("skills_skipped", path=directory, reason=exc.message)
-    return found[:_MAX_SKILL_FILES]
-
-
-def _skills(files: list[str], roots: Roots, signal: AbortSignal | None) -> tuple[Skill, ...]:
+def _skills(files: tuple[Found, ...], signal: AbortSignal | None) -> tuple[Skill, ...]:
     found: dict[str, Skill] = {}
-    within = (roots.cwd, *roots.additional)
-    for path in files:
+    for path, within, _stamp in files:
         if signal is not None and signal.aborted:
             break
         try:
@@ -216,7 +163,7 @@ def _skills(files: list[str], roots: Roots, signal: AbortSignal | None) -> tuple
     return tuple(found[name] for name in sorted(found)[:MAX_SKILLS])
 
 
-def _skill(path: str, within: tuple[str, ...]) -> Skill | None:
+def _skill(path: str, within: tuple[str, ...] | None) -> Skill | None:
     file = read_text(path, max_bytes=_MAX_SKILL_BYTES, within=within)
     if file is None:
         return None

@@ -76,6 +76,7 @@ from agent_core.models.adapter import (
     TextDelta,
 )
 from agent_core.models.reply import Reply, number_calls
+from agent_core.outcomes import kind_of
 from agent_core.prompt import AssembleContext, Assembly
 from agent_core.tools.batch import StepCalls
 from agent_core.tools.pipeline import ToolPipeline
@@ -214,6 +215,21 @@ class AgentLoop:
         if self.is_disposed:
             await self.quiet.wait()
 
+    @property
+    def n_queued(self) -> int:
+        """See `Agent.n_queued`."""
+        return self._inbox.n_queued
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """See `Agent.prompt`."""
+        return None if self._turn is None else self._turn.prompts[0]
+
+    @property
+    def turn(self) -> int | None:
+        """See `Agent.turn`."""
+        return None if self._turn is None else self._turn.number
+
     def unwinding(self) -> anyio.Event | None:
         """See `Agent.unwinding`."""
         holder = self._holder
@@ -326,14 +342,19 @@ class AgentLoop:
             with anyio.CancelScope(shield=True):
                 await self._flush(turn)
             raise host_cancelled
+        log.info("turn_ended", outcome=kind_of(turn.outcome), steps=turn.step)
 
     async def _flush(self, turn: _Turn) -> None:
         try:
             await self._agent.session.flush()
         except Exception as exc:
-            unknown = StoreError("The session could not be saved.")
-            turn.error = exc if isinstance(exc, StoreError) else unknown
-            log.exception("turn_flush_failed", session_id=self._agent.id, turn=turn.number)
+            at = {"session_id": self._agent.id, "turn": turn.number}
+            if isinstance(exc, StoreError):
+                turn.error = exc
+                log.error("turn_flush_failed", error=str(exc), **at)
+            else:
+                turn.error = StoreError("The session could not be saved.")
+                log.exception("turn_flush_failed", **at)
             self._agent.hooks.emit("agent/error", self._agent, turn.number, turn.step, exc)
 
     def _classify(self, turn: _Turn, exc: BaseException) -> Outcome:

@@ -19,6 +19,7 @@ __all__ = [
     "Outcome",
     "Refused",
     "Rejected",
+    "kind_of",
 ]
 
 
@@ -79,3 +80,8 @@ Outcome = (
     | Failed
     | Interrupted
 )
+
+
+def kind_of(outcome: Outcome) -> str:
+    """Return what the log calls an outcome: ``completed``, ``aborted``, ``error`` and so on."""
+    return str(outcome.__struct_config__.tag)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import secrets
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final
+from weakref import WeakSet
 
 import anyio
 from anyio.abc import TaskGroup
@@ -22,6 +24,7 @@ from agent_core.hooks import Hooks
 from agent_core.logs import get_logger
 from agent_core.models.adapter import ModelAdapter
 from agent_core.models.choice import Models
+from agent_core.project_files import ProjectFiles
 from agent_core.prompt import SystemPrompt
 from agent_core.sessions.log import Session
 from agent_core.sessions.store import SessionHeader, SessionStore
@@ -48,6 +51,7 @@ class AgentRuntime:
         subagents: The ways to delegate, and their limits.
         agents: The agents that are not quiet yet, by id.
         models: What they may choose from.
+        project_files: Looks for what their projects, and `user_folder`, have for them.
     """
 
     def __init__(
@@ -61,8 +65,10 @@ class AgentRuntime:
         system_prompt: SystemPrompt | None = None,
         mode: str = "ask",
         max_steps: int = 0,
+        user_folder: str = "",
     ) -> None:
         self.hooks = Hooks()
+        self.project_files = ProjectFiles(user_folder)
         self.subagents = Subagents()
         self.subagents.register(InProcessProvider(self, "spawn"), "knows only what you tell it")
         self.subagents.register(InProcessProvider(self, "fork"), "knows this conversation")
@@ -77,7 +83,7 @@ class AgentRuntime:
         self._mode = mode
         self._max_steps = max_steps
         self._is_closing = False
-        self._watched: set[anyio.Event] = set()
+        self._watched: WeakSet[anyio.Event] = WeakSet()  # once a turn, however often one says stop
         self._stops: dict[object, Callable[[], object]] = {}
         self._tasks: TaskGroup
 
@@ -258,7 +264,9 @@ class AgentRuntime:
         over = agent.unwinding()
         if over is not None and over not in self._watched:
             self._watched.add(over)
-            self._tasks.start_soon(self._say_awaiting, agent, over, name=f"watch {agent.id}")
+            # A timer, because a task for each cancel would make its answer wait for one more.
+            loop = asyncio.get_running_loop()
+            loop.call_later(SAY_AWAITING_AFTER_S, self._say_awaiting, agent, over)
 
     async def _drive(self, agent: Agent) -> None:
         try:
@@ -281,21 +289,16 @@ class AgentRuntime:
         finally:
             del self._stops[key]
 
-    async def _say_awaiting(self, agent: Agent, over: anyio.Event) -> None:
+    def _say_awaiting(self, agent: Agent, over: anyio.Event) -> None:
+        if over.is_set():
+            return
+        log.warning("turn_still_unwinding", session_id=agent.id, awaiting=agent.awaiting())
         try:
-            with anyio.move_on_after(SAY_AWAITING_AFTER_S):
-                await over.wait()
-                return
-            log.warning("turn_still_unwinding", session_id=agent.id, awaiting=agent.awaiting())
             for call_id, title in tuple(agent.running_calls.items()):
                 agent.running_calls[call_id] = f"Waiting for it to stop: {title}"
                 agent.session.append(ToolProgress(call_id, title=agent.running_calls[call_id]))
         except Exception:  # a validator's veto, say: one notice less, and nothing else
             log.exception("notice_not_logged", session_id=agent.id)
-        else:
-            await over.wait()  # once is enough, however often somebody presses Stop
-        finally:
-            self._watched.discard(over)
 
 
 def _new_header(

@@ -44,7 +44,9 @@ class AbortedRun:
 
 
 @asynccontextmanager
-async def rehearsal_agent(cwd: str, *tools: Tool) -> AsyncGenerator[Agent, None]:
+async def rehearsal_agent(
+    cwd: str, *tools: Tool, user_folder: str = ""
+) -> AsyncGenerator[Agent, None]:
     """Run an agent on the rehearsal model with the built-in tools and `tools`, in memory.
 
     Cancellation: the agent is disposed. Concurrency: any number.
@@ -56,6 +58,7 @@ async def rehearsal_agent(cwd: str, *tools: Tool) -> AsyncGenerator[Agent, None]
         files=LocalFiles(),
         commands=LocalCommands(),
         mode="bypass",
+        user_folder=user_folder,
     ) as runtime:
         yield await runtime.create(cwd)
 

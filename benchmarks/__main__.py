@@ -12,6 +12,13 @@ import sys
 from benchmarks.cancelling import cancel, cancel_shell
 from benchmarks.children import subagents
 from benchmarks.ending import end_of_input
+from benchmarks.network import (
+    network_cancel,
+    network_connects,
+    network_idle,
+    network_load,
+    network_updates,
+)
 from benchmarks.sessions import load, many_sessions
 from benchmarks.starting import cold_start, first_chunk, footprint
 from benchmarks.streaming import updates, updates_anthropic, updates_openai, updates_responses
@@ -33,6 +40,11 @@ TOPICS = {
         load,
         many_sessions,
         subagents,
+        network_updates,
+        network_idle,
+        network_cancel,
+        network_load,
+        network_connects,
     )
 }
 

@@ -184,6 +184,10 @@ class AgentProcess:
         """Return the pids of all that live of what this agent started, itself included."""
         return [int(path.name) for path in Path("/proc").glob("[0-9]*") if self._is_ours(path)]
 
+    def said(self) -> bytes:
+        """Return what it wrote to stderr so far."""
+        return os.pread(self._stderr.fileno(), READ_BYTES, 0)
+
     def end(self) -> None:
         """Kill what is left. Harmless when nothing is."""
         for pid in self.processes():

@@ -71,8 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="judge an agent",
-        usage="%(prog)s [options] -- COMMAND [ARGUMENT ...]\n       %(prog)s [options] --url URL",
-        description="Judge an agent that is started by COMMAND, or that serves at URL.",
+        usage="%(prog)s [options] -- COMMAND [ARGUMENT ...]\n"
+        "       %(prog)s [options] --url URL [-- COMMAND [ARGUMENT ...]]",
+        description="Judge an agent that is started by COMMAND, or that serves at URL; with both, "
+        "COMMAND is started once and serves there.",
         epilog=_EPILOGUE + "\n".join(f"  {name:11} {says}" for name, says in SITUATIONS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -155,6 +157,14 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     choice = parser.add_argument_group("what to play")
     choice.add_argument("--quick", action="store_true", help="the short form")
     _add_only(choice)
+    choice.add_argument(
+        "--cases",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="play cases of your own too: a JSON file, or a folder; may be given again",
+    )
     choice.add_argument("--jobs", type=_count, metavar="N", help="scenarios at a time")
     choice.add_argument(
         "--time-limit", type=_seconds, default=300.0, metavar="S", help="for all; default 300"
@@ -196,11 +206,13 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from conformance.baseline import read_baseline
+    from conformance.cases import load_cases
     from conformance.playing import play
     from conformance.runner import select
 
     try:
         target = _target(options)
+        load_cases(options.cases)
         chosen = select(options.only, is_quick=options.quick)
         expected = [] if options.baseline is None else read_baseline(options.baseline)
     except (ValueError, OSError) as exc:
@@ -299,8 +311,8 @@ def _target(options: argparse.Namespace) -> Target:
         OSError: A file cannot be read.
     """
     command = tuple(options.agent)
-    if bool(command) == bool(options.url):
-        raise ValueError("say who is to be judged: -- COMMAND, or --url URL (one of them)")
+    if not command and not options.url:
+        raise ValueError("say who is to be judged: -- COMMAND, or --url URL")
     if options.url and options.url.partition("://")[0] not in ("ws", "wss", "http", "https"):
         raise ValueError(f"--url {options.url}: it begins with ws://, wss://, http:// or https://")
     if options.script_model and (options.prompts is not None or options.url):

@@ -25,7 +25,7 @@ __all__ = ["Link", "PipeLink", "network_link"]
 OPEN_LIMIT_S: Final = 10.0
 SESSION_IS_OPENED_BY: Final = ("session/load", "session/resume")
 INVALID_REQUEST: Final = -32600
-STATUSES: Final = {401: -32000, 403: -32000, 404: -32002}
+STATUSES: Final = {400: -32602, 401: -32000, 403: -32000, 404: -32002}
 """What a status comes to in codes of the protocol, where it is not an invalid request."""
 CONNECTION: Final = "Acp-Connection-Id"
 SESSION: Final = "Acp-Session-Id"

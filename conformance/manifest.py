@@ -8,6 +8,7 @@ those of `conformance.scenarios`, which make an agent do things.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Final, Literal
@@ -15,7 +16,16 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-__all__ = ["FAILING", "LEVELS", "SPECIFICATION", "Level", "Rule", "Transport", "manifest"]
+__all__ = [
+    "FAILING",
+    "LEVELS",
+    "SPECIFICATION",
+    "Level",
+    "Rule",
+    "Transport",
+    "add_rules",
+    "manifest",
+]
 
 SPECIFICATION: Final = "https://agentclientprotocol.com/protocol/v1/"
 
@@ -84,10 +94,23 @@ def manifest() -> dict[str, Rule]:
         if not file.name.endswith(".toml"):
             continue
         area = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), _Area)
-        for rule in area.rule:
-            if rule.id in rules:
-                raise ValueError(f"{file.name}: {rule.id} is there twice")
-            if rule.level in FAILING and not rule.source:
-                raise ValueError(f"{file.name}: {rule.id} can fail and has no source")
-            rules[rule.id] = msgspec.structs.replace(rule, area=area.area)
+        _add(rules, [msgspec.structs.replace(rule, area=area.area) for rule in area.rule])
     return rules
+
+
+def add_rules(rules: Iterable[Rule]) -> None:
+    """Add rules that somebody's cases bring along.
+
+    Raises:
+        ValueError: A rule is there already, or can fail and does not say where it is written.
+    """
+    _add(manifest(), rules)
+
+
+def _add(rules: dict[str, Rule], more: Iterable[Rule]) -> None:
+    for rule in more:
+        if rule.id in rules:
+            raise ValueError(f"the rule {rule.id} is there twice")
+        if rule.level in FAILING and not rule.source:
+            raise ValueError(f"the rule {rule.id} can fail and has no source")
+        rules[rule.id] = rule

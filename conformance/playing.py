@@ -13,6 +13,7 @@ from conformance.reports.terminal import ProgressLine
 from conformance.runner import run
 from conformance.scenarios import Scenario
 from conformance.target import Target
+from conformance.trace import WireError
 from conformance.verdicts import Report
 
 if TYPE_CHECKING:
@@ -32,25 +33,28 @@ def play(
     """Judge an agent while a line says how far it is.
 
     Returns:
-        The report, or `None` if a person or SIGTERM interrupted it. Nothing of any agent is left.
+        The report; `None`, when it was said why, if there is nobody to judge, or if a person or
+        SIGTERM interrupted it. Nothing of any agent is left.
     """
 
-    async def playing() -> Report | None:
-        report: Report | None = None
+    async def playing() -> Report | WireError | None:
+        report: Report | WireError | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
             with ProgressLine(console, len(chosen)) as progress:
-                report = await run(
-                    target,
-                    chosen,
-                    jobs=jobs,
-                    limit_s=limit_s,
-                    progress=progress,
-                )
+                try:
+                    report = await run(
+                        target, chosen, jobs=jobs, limit_s=limit_s, progress=progress
+                    )
+                except WireError as exc:
+                    report = exc
             tasks.cancel_scope.cancel()
         return report
 
     report = anyio.run(playing)
+    if isinstance(report, WireError):
+        console.print(str(report).partition("\n")[0], style="bold", markup=False)
+        return None
     if report is None:
         console.print("interrupted; every process that was started is gone", style="bold")
     return report

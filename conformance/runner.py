@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -26,9 +27,12 @@ from conformance.target import Prompter, Target
 from conformance.trace import WireError
 from conformance.trial import NotBroughtAbout, Skipped, Trial
 from conformance.verdicts import Agent, Observation, Report, Transcript, verdicts
+from conformance.wire import Wire
 
 __all__ = ["LIMIT_S", "Progress", "judge_transcripts", "run", "select"]
 
+LISTEN_LIMIT_S: Final = 20.0
+"""Seconds that a server of the agent's has to listen."""
 LIMIT_S: Final = 20.0
 """Seconds a scenario may take where it does not say itself."""
 
@@ -84,13 +88,20 @@ async def run(
         jobs: How many scenarios to play at a time.
         limit_s: Seconds for all of it; scenarios that did not begin by then are not played.
         progress: Told what happens.
+
+    Raises:
+        WireError: The server that is to be started for the target's address does not listen.
     """
     started, started_s = datetime.now(UTC), time.monotonic()
     notes: list[str] = []
     with TemporaryDirectory(prefix="acp-conformance-", ignore_cleanup_errors=True) as name:
         folder = await anyio.Path(name).resolve()
         with anyio.move_on_after(limit_s if limit_s is not None else float("inf")) as scope:
-            async with _pointed(target) as (pointed, prompter), anyio.create_task_group() as tasks:
+            async with (
+                _pointed(target) as (pointed, prompter),
+                _served(pointed, Path(folder)),
+                anyio.create_task_group() as tasks,
+            ):
                 state = _Run(Agents(pointed, tasks), list(chosen))
                 for index in range(min(jobs or 2 * (os.cpu_count() or 1), len(chosen))):
                     tasks.start_soon(_work, state, Path(folder) / f"{index}", prompter, progress)
@@ -124,6 +135,41 @@ async def _pointed(target: Target) -> AsyncIterator[tuple[Target, Prompter | Non
                 value = value.replace(place, what)
             env[name] = value
         yield msgspec.structs.replace(target, env=env), model
+
+
+@asynccontextmanager
+async def _served(target: Target, folder: Path) -> AsyncIterator[None]:
+    """Have what serves at the target's address run while the block does, if it is ours to start.
+
+    Raises:
+        WireError: It ends at once, or does not listen in time.
+    """
+    if not target.url or not target.command:
+        yield
+        return
+    if await _listens(target.url):
+        raise WireError(f"something else listens at {target.url}")
+    home = folder / "home of the server"
+    home.mkdir()
+    command, env = target.command, target.environment(home)
+    async with Wire.spawn(command, cwd=target.cwd or None, env=env) as server:
+        with anyio.move_on_after(LISTEN_LIMIT_S):
+            while server.exit_code is None and not await _listens(target.url):  # noqa: ASYNC110
+                await anyio.sleep(0.05)  # nobody tells when it does
+        if server.exit_code is not None or not await _listens(target.url):
+            raise WireError(f"nothing listens at {target.url}: {server.stderr.strip()[-200:]}")
+        yield
+
+
+async def _listens(url: str) -> bool:
+    place = urlsplit(url)
+    port = place.port or (443 if place.scheme in ("wss", "https") else 80)
+    try:
+        stream = await anyio.connect_tcp(place.hostname or "localhost", port)
+    except OSError:
+        return False
+    await stream.aclose()
+    return True
 
 
 def judge_transcripts(

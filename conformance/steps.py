@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
+import anyio
+
 from conformance.trace import Message, WireError
-from conformance.trial import Trial
+from conformance.trial import Check, Trial
 from conformance.wire import Wire
 
 __all__ = [
     "ask",
     "error_code",
+    "gone",
     "harmless",
     "introduction",
     "is_error",
@@ -23,11 +28,13 @@ __all__ = [
     "results",
     "said",
     "serves",
+    "speaks",
     "text_of",
     "updates",
 ]
 
 PING: Final = "_conformance/ping"
+LOOK_S: Final = 0.02
 PATIENCE_S: Final = 3.0
 """How long the answer to a ping may take before another way is tried."""
 
@@ -35,29 +42,57 @@ _DEAF: Final[WeakSet[Wire]] = WeakSet()
 """Agents that do not answer methods they do not know; that is one mistake, not one in each rule."""
 
 
-async def ask(trial: Trial, wire: Wire, method: str, params: object) -> Message:
+async def ask(
+    trial: Trial, wire: Wire, method: str, params: object, *, patience: float = 1.0
+) -> Message:
     """Send a request and return the whole response.
 
     Cancellation: safe. Concurrency: any number of tasks.
 
+    Args:
+        trial: Ours.
+        wire: The agent.
+        method: The method.
+        params: Its params.
+        patience: How many times the usual limit to wait, for what starts other processes.
+
     Raises:
         WireError: No response.
     """
-    return await wire.response(wire.request(method, params), trial.target.timeout_s)
+    return await wire.response(wire.request(method, params), patience * trial.target.timeout_s)
 
 
-async def results(trial: Trial, wire: Wire, method: str, params: object) -> Message:
+async def results(
+    trial: Trial, wire: Wire, method: str, params: object, *, patience: float = 1.0
+) -> Message:
     """Send a request and return its result; whatever is no object is an empty one.
 
-    Cancellation: safe. Concurrency: any number of tasks.
+    Cancellation: safe. Concurrency: any number of tasks. The arguments are those of `ask`.
 
     Raises:
         WireError: No response, or an error.
     """
-    response = await ask(trial, wire, method, params)
+    response = await ask(trial, wire, method, params, patience=patience)
     if "error" in response:
         raise WireError(f"{method} was answered with {response['error']}")
     return _object(response.get("result"))
+
+
+async def speaks(trial: Trial, wire: Wire, session_id: str) -> None:
+    """Wait for the next piece of an answer in a session.
+
+    Cancellation: safe. Concurrency: any number of tasks.
+
+    Raises:
+        WireError: None came.
+    """
+
+    def is_piece(message: Message) -> bool:
+        params = _object(message.get("params"))
+        kind = _object(params.get("update")).get("sessionUpdate")
+        return params.get("sessionId") == session_id and kind == "agent_message_chunk"
+
+    await wire.receive(is_piece, trial.target.timeout_s)
 
 
 async def serves(trial: Trial, wire: Wire, after: str) -> None:
@@ -97,6 +132,23 @@ def harmless(trial: Trial, wire: Wire) -> tuple[str, Message]:
     if wire not in _DEAF:
         return PING, {}
     return "session/new", {"cwd": str(trial.folder), "mcpServers": []}
+
+
+async def gone(trial: Trial, wire: Wire, it: Check, kept: set[int] | None = None) -> None:
+    """Wait until nothing is left that the agent started; else the rule is broken.
+
+    Cancellation: safe. Concurrency: any number of tasks.
+
+    Args:
+        trial: Ours.
+        wire: The agent.
+        it: Of the rule.
+        kept: Process ids that may stay.
+    """
+    limit_s = time.monotonic() + trial.target.timeout_s
+    while left := wire.descendants() - (kept or set()):
+        it.that(time.monotonic() < limit_s, f"{len(left)} of its processes run on: {_names(left)}")
+        await anyio.sleep(LOOK_S)
 
 
 def introduction(wire: Wire) -> Message:
@@ -193,19 +245,30 @@ def said(wire: Wire, session_id: str, kind: str, since: int = 0) -> str:
     )
 
 
-async def prompted(trial: Trial, wire: Wire, session_id: str, text: str) -> str:
+async def prompted(
+    trial: Trial, wire: Wire, session_id: str, text: str, *, patience: float = 1.0
+) -> str:
     """Prompt, wait for the end of the turn, and return its stop reason.
 
-    Cancellation: safe. Concurrency: one task for each session.
+    Cancellation: safe. Concurrency: one task for each session. `patience` is that of `ask`.
 
     Raises:
         WireError: No response, or an error.
     """
     prompt = [{"type": "text", "text": text}]
-    result = await results(
-        trial, wire, "session/prompt", {"sessionId": session_id, "prompt": prompt}
-    )
+    params = {"sessionId": session_id, "prompt": prompt}
+    result = await results(trial, wire, "session/prompt", params, patience=patience)
     return str(result.get("stopReason"))
+
+
+def _names(pids: set[int]) -> str:
+    lines = [(Path("/proc") / str(pid) / "cmdline") for pid in sorted(pids)]
+    shown = [
+        each.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        for each in lines
+        if each.exists()
+    ]
+    return "; ".join(each.strip()[:60] for each in shown)
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Target(Struct, kw_only=True):
     """How to reach the agent."""
 
     command: tuple[str, ...] = ()
-    """Program and arguments; empty when there is a `url`."""
+    """Program and arguments; with a `url`, of what serves there, or empty if that runs already."""
     url: str = ""
     """``ws://``, ``wss://``, ``http://`` or ``https://``."""
     token: str = ""

@@ -60,7 +60,7 @@ async def main(place: Path) -> None:
         commands=LocalCommands(),
         mode="bypass",  # nobody is there to be asked
     ) as runtime:
-        AgentFiles(str(place / "no-folder-of-my-own")).use(runtime)
+        AgentFiles().use(runtime)
         agent = await runtime.create(str(place))
         stop = AbortController()  # in a turn, it would be the turn's own signal
         async with anyio.create_task_group() as tasks:

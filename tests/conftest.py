@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+import transports
 from hypothesis import settings
+from transports import TRANSPORTS
 
 _FOREIGN = ("ACP_AGENT_", "ANTHROPIC_", "DEEPSEEK_", "OPENAI_", "OPENROUTER_")
 
@@ -21,10 +23,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if (over := metafunc.definition.get_closest_marker("transports")) is not None:
+        metafunc.fixturenames.append("_transport")
+        metafunc.parametrize("_transport", over.args or TRANSPORTS, indirect=True)
     times = metafunc.config.getoption("--repeat")
     if times > 1 and metafunc.definition.get_closest_marker("race"):
         metafunc.fixturenames.append("_repetition")
         metafunc.parametrize("_repetition", range(times))
+
+
+@pytest.fixture
+def _transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "current", request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import chat_double
-import messages_double
 import pytest
-import responses_double
-from provider_double import ProviderDouble
 
 from acp_server.config import Config, ModelConfig, ProviderConfig
 from agent_core.content import Usage
@@ -30,6 +26,10 @@ from agent_core.models.adapter import (
 )
 from agent_core.models.providers import Api, dialect_for
 from agent_core.models.retry import RetryingModel
+from conformance.providers import chat as chat_double
+from conformance.providers import messages as messages_double
+from conformance.providers import responses as responses_double
+from conformance.providers.server import ProviderDouble
 
 __all__ = [
     "APIS",

@@ -7,7 +7,6 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
-from provider_double import Gate, ProviderDouble, Reply, provider_double
 
 from agent_core.cancellation import USER, AbortController, TurnAborted
 from agent_core.content import Text
@@ -24,6 +23,7 @@ from agent_core.models.endpoint import Endpoint
 from agent_core.models.endpoint_model import EndpointModel
 from agent_core.models.keys import Key
 from agent_core.models.providers import Api, dialect_for, library_for
+from conformance.providers.server import Gate, ProviderDouble, Reply, provider_double
 
 __all__ = ["HI", "KEY", "a_model", "a_request", "abort_at", "collect", "failure_of", "served"]
 

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
 
 TOKEN = "a-good-token-0123456789"
 LIMIT_S = 20
@@ -64,16 +65,17 @@ async def listening(
     listen: str = "127.0.0.1:0",
     network: str = "",
     env: Mapping[str, str] | None = None,
+    under: Sequence[str] = (),
     must_end_well: bool = True,
 ) -> AsyncIterator[Server]:
     """Start the command; at the end it must leave with 0 when it is told to.
 
-    `network` are lines of the table ``[network]``.
+    `network` are lines of the table ``[network]``; `under` is a command that runs another one.
     """
     config = tmp_path / "config.toml"
     config.write_text(f"[network]\n{network}\n")
     state = tmp_path / "state"
-    command = [sys.executable, "-m", "acp_server", "serve", "--listen", listen]
+    command = [*under, sys.executable, "-m", "acp_server", "serve", "--listen", listen]
     command += ["--state-dir", str(state), "--config", str(config), *flags]
     process = await anyio.open_process(
         command, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})}
@@ -173,6 +175,24 @@ class Editor:
     async def prompt(self, session_id: str, said: str) -> int:
         text = [{"type": "text", "text": said}]
         return await self.say("session/prompt", sessionId=session_id, prompt=text)
+
+    def prompt_and_cancel(self, session_id: str, said: str) -> int:
+        """Say both in one write, so that they are there at once."""
+        self._last_id += 1
+        text = [{"type": "text", "text": said}]
+        about = {"sessionId": session_id}
+        prompt = {
+            "id": self._last_id,
+            "method": "session/prompt",
+            "params": about | {"prompt": text},
+        }
+        cancel = {"method": "session/cancel", "params": about}
+        frames = (
+            Frame(Opcode.TEXT, json.dumps({"jsonrpc": "2.0", **message}).encode())
+            for message in (prompt, cancel)
+        )
+        self.socket.transport.write(b"".join(frame.serialize(mask=True) for frame in frames))
+        return self._last_id
 
     async def stop_reason(self, request_id: int) -> str:
         response = await self.response(request_id)

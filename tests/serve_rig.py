@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
+import transports
 
 from acp_server.backend import Backend, open_backend
 from acp_server.config import Config
@@ -57,8 +58,8 @@ async def served(
     command: list[str] | None = None,
 ) -> AsyncIterator[Client]:
     """A client of a fresh agent that runs in `cwd`; `env` is added to our own."""
-    async with Wire.spawn(
-        [*(command or SERVE), *flags], cwd=cwd, env={**environ, **(env or {})}
+    async with transports.spawn(
+        command or SERVE, *flags, cwd=cwd, env={**environ, **(env or {})}
     ) as wire:
         client = Client(wire, permission=permission)
         await client.initialize()

@@ -22,7 +22,9 @@ def test_the_json_and_python_blocks_can_be_read_and_start_the_server() -> None:
     for kind, block in BLOCKS:
         if kind == "json":
             (server,) = json.loads(block)["agent_servers"].values()
-            assert [server["command"], *server["args"]] == ["acp-agent", "serve"]
+            assert server["command"] == "acp-agent"
+            run = _parser().parse_args(server["args"]).run
+            assert run.__name__ in ("_run_serve", "_run_connect")
         elif kind == "python":
             ast.parse(block)
 
@@ -35,7 +37,7 @@ def test_every_client_has_a_command_that_can_be_copied(heading: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", sorted(set(re.findall(r"acp-agent ((?:login|logout|check).*)", PAGE)))
+    "line", sorted(set(re.findall(r"acp-agent ((?:login|logout|check|connect).*)", PAGE)))
 )
 def test_the_commands_it_names_are_there(line: str) -> None:
     words = re.match(r"[\w -]+", line.split("  ")[0].split("`")[0])

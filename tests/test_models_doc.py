@@ -11,13 +11,13 @@ import dialects
 import pytest
 from model_rig import a_request, collect
 from msgspec import structs
-from provider_double import Reply, provider_double
 
 from acp_server.config import Config, ProviderConfig, load_config
 from acp_server.models import ModelMaker
 from agent_core.content import ReasoningPart, Text, TextPart, ToolCallPart
 from agent_core.models.adapter import AssistantTurn, Finish, ToolSpec, ToolTurn, UserTurn
 from agent_core.models.providers import PROVIDERS
+from conformance.providers.server import Reply, provider_double
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 SECTIONS = re.split(r"^#{2,3} ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -16,14 +16,15 @@ from typing import Any, Final, Literal
 import anyio
 import msgspec
 
+from acp_server.agent_process import open_agent
 from acp_server.chat.forms import CAPABILITIES
 from acp_server.chat.keyboard import Keyboard, Typed
 from acp_server.chat.opening import Replay, find_session, model_note
 from acp_server.chat.questions import Questions, Turn
 from acp_server.chat.text import to_mapping, to_string
 from acp_server.chat.view import View
-from acp_server.client import AgentGone, open_agent
-from acp_server.errors import INTERNAL_ERROR, RemoteError
+from acp_server.client import AgentGone
+from acp_server.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, RemoteError
 from acp_server.peer import Method
 
 __all__ = ["run_chat"]
@@ -45,6 +46,7 @@ def run_chat(
     permissions: Literal["reject", "allow"] = "reject",
     verbose: bool = False,
     resume: str | None = None,
+    place: str | None = None,
 ) -> int:
     """Talk to an agent until the person leaves or the input ends. Call it in the main thread.
 
@@ -60,6 +62,7 @@ def run_chat(
         verbose: Whether to show the agent's stderr.
         resume: The session to go on with, by its id or the beginning of it; ``""`` for the latest
             of `cwd`, `None` for a new one.
+        place: Where the agent's process starts, if not in `cwd`, which may be on another computer.
 
     Returns:
         0; 1 if a prompt failed, the session could not be opened, or the agent died; 128 plus the
@@ -75,7 +78,8 @@ def run_chat(
     chat = _Chat(_make_view(is_interactive, cwd), keyboard, permissions, verbose)
     try:
         with keyboard.signals(), ThreadPoolExecutor(1, thread_name_prefix="chat") as threads:
-            running = threads.submit(anyio.run, chat.run, command, cwd, mode, resume)
+            place = place or cwd
+            running = threads.submit(anyio.run, chat.run, command, place, cwd, mode, resume)
             running.add_done_callback(lambda _: keyboard.close())
             keyboard.serve()
             code = running.result()
@@ -113,7 +117,9 @@ class _Chat:
         self.has_lost_output = False
         """Whether nobody reads on (`| head`), or the terminal is gone."""
 
-    async def run(self, command: list[str], cwd: str, mode: str | None, resume: str | None) -> int:
+    async def run(
+        self, command: list[str], place: str, cwd: str, mode: str | None, resume: str | None
+    ) -> int:
         """Hold the conversation; return the exit code.
 
         Cancellation: safe. Concurrency: once.
@@ -123,14 +129,14 @@ class _Chat:
             self._tasks = tasks
             tasks.start_soon(self._hear_signals)  # also while the agent is being ended
             with anyio.CancelScope() as self._talking:
-                await self._talk(command, cwd, mode, resume)
+                await self._talk(command, place, cwd, mode, resume)
             tasks.cancel_scope.cancel()
         if self._signal is not None:
             return 128 + self._signal
         return int(self._has_failed or self.has_lost_output)
 
     async def _talk(
-        self, command: list[str], cwd: str, mode: str | None, resume: str | None
+        self, command: list[str], place: str, cwd: str, mode: str | None, resume: str | None
     ) -> None:
         questions = Questions(
             self._view,
@@ -143,7 +149,7 @@ class _Chat:
         try:
             async with open_agent(
                 command,
-                cwd=cwd,
+                cwd=place,
                 methods={
                     "session/request_permission": Method(dict[str, Any], questions.answer),
                     "elicitation/create": Method(dict[str, Any], questions.answer_form),
@@ -172,7 +178,13 @@ class _Chat:
 
     async def _open_session(self, cwd: str, mode: str | None, resume: str | None) -> None:
         offered = {"subagents": {}} | (CAPABILITIES if self._keyboard.is_interactive else {})
-        hello = await self._agent.initialize("acp-agent-chat", offered)
+        try:
+            hello = await self._agent.initialize("acp-agent-chat", offered)
+        except RemoteError as failure:
+            if failure.code != METHOD_NOT_FOUND:
+                raise
+            problem = "it does not know initialize; is it an ACP agent?"
+            raise RemoteError(0, problem) from None
         params = {"cwd": cwd, "mcpServers": []}
         if resume is None:
             session = await self._agent.request("session/new", params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Final, Literal
 
 import anyio
 
@@ -17,6 +17,10 @@ from agent_core.errors import ToolError
 from agent_core.forms import Form
 
 __all__ = ["Questions", "Turn"]
+
+NOBODY_HERE: Final = (
+    "rejected, like all that will be asked: nobody can be asked here; --yes or --mode allows it"
+)
 
 
 class Turn:
@@ -57,6 +61,7 @@ class Questions:
         self._interrupt = interrupt
         self._lose_output = lose_output
         self._asking = anyio.Lock()
+        self._has_explained = False
 
     async def answer(self, params: Params, _in_flight: InFlight) -> Params:
         """Answer a ``session/request_permission``.
@@ -116,8 +121,9 @@ class Questions:
     def _decide(self, params: Params) -> Params:
         kinds = ("allow_once", "allow_always") if self._permissions == "allow" else ("reject_once",)
         option = self._view.decide(params, kinds)
-        if self._permissions != "allow":
-            self._view.note("rejected: nobody can be asked here; --yes or --mode allows it")
+        if self._permissions != "allow" and not self._has_explained:
+            self._has_explained = True
+            self._view.note(NOBODY_HERE)
         return CANCELLED if option is None else selected(option.option_id)
 
     async def _ask(self, params: Params) -> Params:

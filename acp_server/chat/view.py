@@ -197,9 +197,19 @@ class View:
         fields = to_mapping(params.get("toolCall"))
         call_id = to_string(fields.get("toolCallId"))
         call = self._calls.setdefault(call_id, ToolCall())
+        asked = ToolCall()
+        asked.merge(fields)
+        if call.is_announced and asked.title not in ("", call.title):
+            self._show_asked(asked)  # about something below the call, whose own line stays
+            if asked.is_content_shown:
+                call.content, call.is_content_shown = asked.content, True
+            return
         call.merge(fields)
         if self._open_line == call_id:
             self._take_back_line()
+        self._show_asked(call)
+
+    def _show_asked(self, call: ToolCall) -> None:
         self._print_line(f"? {call.title or 'May the agent go on?'}", "bold yellow")
         self._show_content(call)
 

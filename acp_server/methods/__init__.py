@@ -7,7 +7,7 @@ function takes effect while the line is being received, before the next one is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,13 +52,41 @@ METHODS: Final[Mapping[str, Served]] = {
 _LOCAL_ONLY: Final = ("logout",)  # it is for the whole user, not for one of many clients
 
 
-def methods_of(connection: Connection) -> dict[str, Method]:
-    """Return every method, bound to `connection`."""
-    return {
-        name: Method(served.params, _bound(served, connection))
-        for name, served in METHODS.items()
-        if not (connection.guest.is_remote and name in _LOCAL_ONLY)
-    }
+class _Methods(Mapping[str, Method]):
+    """Every method of one connection, bound to it when it is first called.
+
+    Few connections call many of them, and there may be a thousand connections.
+    """
+
+    __slots__ = ("_bound", "_connection")
+
+    def __init__(self, connection: Connection, bound: dict[str, Method]) -> None:
+        self._connection = connection
+        self._bound = bound
+
+    def __getitem__(self, name: str) -> Method:
+        method = self._bound.get(name)
+        if method is None:
+            if not self._has(name):
+                raise KeyError(name)
+            served = METHODS[name]
+            method = Method(served.params, _bound(served, self._connection))
+            self._bound[name] = method
+        return method
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys((*self._bound, *filter(self._has, METHODS)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _has(self, name: str) -> bool:
+        return name in METHODS and not (name in _LOCAL_ONLY and self._connection.guest.is_remote)
+
+
+def methods_of(connection: Connection, **own: Method) -> Mapping[str, Method]:
+    """Return every method, bound to `connection`, and its own."""
+    return _Methods(connection, own)
 
 
 def _bound(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from acp_server import types as wire
 from acp_server.blocks import blocks_from
 from acp_server.connection import STEER_KEY
-from acp_server.errors import INTERNAL_ERROR, INVALID_PARAMS, RpcError
+from acp_server.errors import INVALID_PARAMS, INVALID_REQUEST, RpcError
 from acp_server.peer import InFlight
 
 if TYPE_CHECKING:
     from acp_server.connection import Connection
+
+TRACE_KEYS: Final = ("traceparent", "tracestate")
+MAX_TRACE_CHARS: Final = 512
 
 
 def prompt(
@@ -26,10 +29,28 @@ def prompt(
         raise RpcError(INVALID_PARAMS, "Invalid params", {"reason": str(exc)}) from None
     most = connection.guest.max_prompts
     if most and session.n_unanswered >= most:
-        raise RpcError(INTERNAL_ERROR, f"{most} prompts of this session are waiting already")
-    is_steering = isinstance(params.meta, dict) and params.meta.get(STEER_KEY) is True
-    prompt = session.submit(content, is_steering=is_steering)
+        message = f"{most} prompts of this session are waiting already"
+        raise RpcError(INVALID_REQUEST, message, {"reason": "busy"})
+    meta = params.meta if isinstance(params.meta, dict) else {}
+    is_steering = meta.get(STEER_KEY) is True
+    prompt = session.submit(content, is_steering=is_steering, trace=_trace_in(meta))
     before, answered = session.in_turn(prompt, is_steering=is_steering)
     in_flight.cancel = lambda: session.withdraw(prompt)
-    in_flight.after.append(answered.set)
+
+    def after() -> None:
+        answered.set()
+        if (stopping_s := session.stopping_s(prompt)) is not None:
+            connection.guest.on_stopped(stopping_s)
+
+    in_flight.after.append(after)
     return session.answer_to(prompt, before)
+
+
+def _trace_in(meta: dict[str, Any]) -> dict[str, str]:
+    """Return what a client says of the trace that its prompt is part of."""
+    said = {key: meta.get(key) for key in TRACE_KEYS}
+    return {
+        key: value
+        for key, value in said.items()
+        if isinstance(value, str) and len(value) <= MAX_TRACE_CHARS
+    }

@@ -20,6 +20,7 @@ from agent_core.errors import AgentError, SessionNotFound, StoreError
 if TYPE_CHECKING:
     from acp_server.backend import Backend
     from acp_server.connection import Connection
+    from acp_server.guest import Guest
     from acp_server.session import ClientSession
 
 
@@ -43,9 +44,10 @@ async def fork(
     """Make a session that begins with what another one had come to by its last finished turn."""
     additional = _checked_places(connection, params)
     backend = await connection.opened()
-    owner = connection.guest.owner
     try:
-        agent = await backend.fork(params.session_id, params.cwd, additional, owner)
+        agent = await backend.fork(params.session_id, params.cwd, additional, connection.guest)
+    except ValueError as exc:
+        raise _invalid(str(exc)) from None
     except SessionNotFound:
         raise unknown_session(params.session_id) from None
     except AgentError as exc:
@@ -235,19 +237,19 @@ def _checked_places(
     params: wire.NewSessionParams | wire.LoadSessionParams | wire.ResumeSessionParams,
 ) -> tuple[str, ...]:
     """Return the additional directories, if these and all other places are fine."""
-    additional, root = tuple(params.additional_directories or ()), connection.guest.root
-    _check_directory("cwd", params.cwd, root)
+    additional, guest = tuple(params.additional_directories or ()), connection.guest
+    _check_directory("cwd", params.cwd, guest)
     for directory in additional:
-        _check_directory("every additional directory", directory, root)
+        _check_directory("every additional directory", directory, guest)
     if (problem := servers_problem(params.mcp_servers or ())) is not None:
         raise _invalid(problem)
     return additional
 
 
-def _check_directory(name: str, path: str, root: str | None) -> None:
+def _check_directory(name: str, path: str, guest: Guest) -> None:
     if not os.path.isabs(path) or "\0" in path:
         raise _invalid(f"{name} must be an absolute path")
-    if root is not None and os.path.commonpath((root, os.path.realpath(path))) != root:
+    if not guest.may_open(path):
         raise _invalid(f"{name} is outside of what this server may open")
     if os.path.exists(path) and not os.path.isdir(path):
         raise _invalid(f"{name} is not a directory")

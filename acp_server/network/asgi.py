@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from typing import Any, Final
+from typing import Any
 
 import anyio
 
@@ -15,8 +15,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = Mapping[bytes, bytes]
 Pair = tuple[bytes, bytes]
-
-BODY_LIMIT_S: Final = 60.0
 
 
 class BodyProblem(Exception):
@@ -68,7 +66,7 @@ async def refuse(
     await send({"type": "websocket.http.response.body", "body": body})
 
 
-async def read_body(receive: Receive, headers: Headers, limit_bytes: int) -> bytes:
+async def read_body(receive: Receive, headers: Headers, limit_bytes: int, limit_s: float) -> bytes:
     """Read the body of a request.
 
     Cancellation: safe. Concurrency: once a request.
@@ -81,7 +79,7 @@ async def read_body(receive: Receive, headers: Headers, limit_bytes: int) -> byt
         raise BodyProblem(413, f"A message may have {limit_bytes} bytes.")
     parts: list[bytes] = []
     size = 0
-    with anyio.move_on_after(BODY_LIMIT_S):
+    with anyio.move_on_after(limit_s):
         while True:
             message = await receive()
             if message["type"] != "http.request":

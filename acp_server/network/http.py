@@ -56,6 +56,8 @@ class _Refused(Exception):
 
 
 class _HttpClient(NetworkClient):
+    transport = "http"
+
     def __init__(self, hub: Hub, principal: Principal) -> None:
         super().__init__(hub, principal)
         self.outbox = self.streams = Streams(
@@ -109,8 +111,11 @@ class Http:
                     allow = (b"allow", b"GET, POST, DELETE")
                     await refuse(scope, send, 405, "There is no such method here.", (allow,))
         except (BodyProblem, _Refused) as exc:
-            close = (b"connection", b"close") if isinstance(exc, BodyProblem) else None
-            await refuse(scope, send, exc.status, str(exc), (close,) if close else ())
+            # Of a body that is too long the rest is read and dropped: one who still sends hears us.
+            is_over = isinstance(exc, BodyProblem) and exc.status != 413
+            await refuse(
+                scope, send, exc.status, str(exc), ((b"connection", b"close"),) if is_over else ()
+            )
 
     def _client(self, principal: Principal, headers: Headers) -> _HttpClient:
         connection_id = headers.get(b"acp-connection-id", b"").decode("latin-1")
@@ -129,7 +134,9 @@ class Http:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != _JSON:
             raise _Refused(415, "The content type has to be application/json.")
-        body = await read_body(receive, headers, self._hub.limits.max_message_bytes)
+        limits = self._hub.limits
+        body = await read_body(receive, headers, limits.max_message_bytes, limits.body_s)
+        self._hub.traffic["http"].received += len(body)
         if body.lstrip()[:1] == b"[":
             raise _Refused(501, "Batches are not supported.")
         message = parse(body)
@@ -172,8 +179,8 @@ class Http:
             raise _Refused(400, "The connection is initialized already.")
         if not isinstance(message, Request):
             raise _Refused(400, "initialize has to be a request.")
-        if (problem := self._hub.problem) is not None:
-            raise _Refused(503, problem)
+        if (refusal := self._hub.turned_away()) is not None:
+            raise _Refused(refusal.status, refusal.sentence)
         client = _HttpClient(self._hub, principal)
         self._clients[client.id] = client
         self._hub.tasks.start_soon(self._serve, client)
@@ -187,6 +194,7 @@ class Http:
                 client.end("refused")
             body = client.streams.initialized
             await answer(send, 200, body, kind=_JSON, headers=(about,) if is_good else ())
+            client.traffic.sent += len(body)
             return
         client.end("refused")
         raise _Refused(504, "The agent did not answer in time.")
@@ -210,7 +218,8 @@ class Http:
             raise _Refused(409, "Somebody reads this stream already.")
         stream.is_open = True
         try:
-            await _send_events(client, stream, receive, send)
+            idle_s = min(KEEP_ALIVE_S, self._hub.limits.ping_s)
+            await _send_events(client, stream, receive, send, idle_s)
         finally:
             stream.closed()
             client.touch()
@@ -227,7 +236,9 @@ class Http:
         return client.streams.of_session(session_id)
 
 
-async def _send_events(client: NetworkClient, stream: Stream, receive: Receive, send: Send) -> None:
+async def _send_events(
+    client: NetworkClient, stream: Stream, receive: Receive, send: Send, idle_s: float
+) -> None:
     head = [
         (b"content-type", _EVENTS),
         (b"cache-control", b"no-store"),
@@ -238,6 +249,7 @@ async def _send_events(client: NetworkClient, stream: Stream, receive: Receive, 
     async def write(batch: list[bytes]) -> None:
         body = b"".join(b"data: %b\n\n" % message for message in batch) or b": alive\n\n"
         await send({"type": "http.response.body", "body": body, "more_body": True})
+        client.traffic.sent += sum(map(len, batch))
 
     async with anyio.create_task_group() as tasks:
 
@@ -253,7 +265,7 @@ async def _send_events(client: NetworkClient, stream: Stream, receive: Receive, 
         tasks.start_soon(until_over)
         tasks.start_soon(until_left)
         await write([])  # the client sees that it is open
-        await stream.run(write, idle_s=KEEP_ALIVE_S)
+        await stream.run(write, idle_s=idle_s)
     await send({"type": "http.response.body", "body": b""})
 
 

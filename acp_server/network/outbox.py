@@ -33,7 +33,7 @@ class MessageQueue:
         self._n_given = 0
         self._n_gone = 0
         self._wake = anyio.Event()
-        self._low = anyio.Event()
+        self._low: anyio.Event | None = None  # there while somebody waits for it
         self._is_lost = False
 
     @property
@@ -66,17 +66,17 @@ class MessageQueue:
         """Forget what is queued: nobody will read it. Idempotent."""
         self._is_lost = True
         self._queue.clear()
-        self._low.set()
+        self._fall()
 
     async def drained(self) -> None:
         """Wait until little is unread, or the client is gone. Cancellation: safe."""
         if self._unread_bytes > HIGH_WATER_BYTES // 4 and not self._is_lost:
-            await self._low.wait()
+            await self._fallen()
 
     async def flushed(self) -> None:
         """Wait until all has left, or the client is gone. Cancellation: safe."""
         while self._unread_bytes and not self._is_lost:
-            await self._low.wait()
+            await self._fallen()
 
     async def run(
         self, write: Callable[[list[bytes]], Awaitable[None]], *, idle_s: float = float("inf")
@@ -115,7 +115,15 @@ class MessageQueue:
 
     def _read(self, size: int) -> None:
         self._unread_bytes -= size
-        if self._unread_bytes <= HIGH_WATER_BYTES // 4 and not self._low.is_set():
+        if self._unread_bytes <= HIGH_WATER_BYTES // 4:
+            self._fall()
+
+    async def _fallen(self) -> None:
+        """Wait until little is unread, or nobody reads any more. Cancellation: safe."""
+        self._low = self._low or anyio.Event()
+        await self._low.wait()
+
+    def _fall(self) -> None:
+        if self._low is not None:
             self._low.set()
-            if not self._is_lost:
-                self._low = anyio.Event()
+            self._low = None

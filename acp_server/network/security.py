@@ -24,7 +24,7 @@ from msgspec import Struct
 from acp_server.config import ConfigError
 from agent_core.logs import get_logger
 
-__all__ = ["SUBPROTOCOL", "Gate", "Principal", "Refusal", "Tokens", "is_loopback"]
+__all__ = ["METRICS_NAME", "SUBPROTOCOL", "Gate", "Principal", "Refusal", "Tokens", "is_loopback"]
 
 MIN_TOKEN_CHARS: Final = 16
 MAX_GUESSES: Final = 20
@@ -34,10 +34,15 @@ SUBPROTOCOL: Final = "acp"
 TOKEN_SUBPROTOCOL: Final = "acp.bearer."
 """Followed by the token in unpadded base64url: browsers can set no other header."""
 DEFAULT_NAME: Final = "token"
+METRICS_NAME: Final = "metrics"
+"""A token of this name reads ``/metrics`` and does nothing else."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _TOKEN: Final = re.compile(r"[!-~]+\Z")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?\Z")
+_HOST: Final = re.compile(r"[a-z0-9._-]+\Z|[0-9a-f:.]+\Z")
 _MAX_ADDRESSES: Final = 10_000
+_BEARER: Final = ((b"www-authenticate", b"Bearer"),)
 
 log = get_logger(__name__)
 
@@ -55,10 +60,11 @@ class Principal(Struct, frozen=True):
 
 
 class Refusal(Struct, frozen=True):
-    """An HTTP status and one sentence. Nothing of what was shown is in it."""
+    """An HTTP status, one sentence, and a word for who counts them; nothing of what was shown."""
 
     status: int
     sentence: str
+    reason: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
@@ -122,7 +128,11 @@ class Gate:
         tokens: Those that are good; without any, everybody who reaches us may come in.
         origins: The origins, such as ``https://editor.example``, of pages that may reach us.
         hosts: The only names we may be looked up by, without ports; `None` for any.
+        proxies: Networks of proxies that say in ``X-Forwarded-For`` whom they speak for.
         clock: Seconds.
+
+    Raises:
+        ConfigError: Something here is no origin, no name of a host, or no network.
     """
 
     def __init__(
@@ -131,22 +141,24 @@ class Gate:
         *,
         origins: Iterable[str] = (),
         hosts: Iterable[str] | None = None,
+        proxies: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokens = tokens
-        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
-        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._origins = frozenset(_checked_origin(origin) for origin in origins)
+        self._hosts = None if hosts is None else frozenset(_checked_host(host) for host in hosts)
+        self._proxies = tuple(_network(proxy) for proxy in proxies)
         self._clock = clock
         self._guesses: dict[str, deque[float]] = {}
 
     def place_problem(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
         """Return what is wrong with where a request came from, or went to."""
         if self._hosts is not None and _host_of(headers) not in self._hosts:
-            return Refusal(403, "This server is not known by that name.")
+            return Refusal(403, "This server is not known by that name.", "host")
         origin = headers.get(b"origin")
         if origin is not None and self.allowed_origin(headers) is None:
             log.warning("foreign_origin_refused", origin=origin.decode("latin-1")[:200])
-            return Refusal(403, "Pages of this origin may not use this server.")
+            return Refusal(403, "Pages of this origin may not use this server.", "origin")
         return None
 
     def allowed_origin(self, headers: Mapping[bytes, bytes]) -> bytes | None:
@@ -162,17 +174,39 @@ class Gate:
             return Principal()
         token = _shown_token(headers, scope.get("subprotocols") or ())
         if token is None:
-            return Refusal(401, "A token is needed.", ((b"www-authenticate", b"Bearer"),))
-        address = str((scope.get("client") or ("",))[0])
+            return Refusal(401, "A token is needed.", "no_token", _BEARER)
+        address = self._address(scope, headers)
         if self._is_guessing(address):
             retry = (b"retry-after", str(int(GUESS_WINDOW_S)).encode())
-            return Refusal(429, "Too many wrong tokens came from this address.", (retry,))
+            sentence = "Too many wrong tokens came from this address."
+            return Refusal(429, sentence, "guessing", (retry,))
         principal = self.tokens.principal(token)
         if principal is None:
             self._note_guess(address)
             log.warning("wrong_token_refused", address=address)
-            return Refusal(401, "The token is wrong.", ((b"www-authenticate", b"Bearer"),))
+            return Refusal(401, "The token is wrong.", "wrong_token", _BEARER)
         return principal
+
+    def _address(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
+        """Return where a request is from: of IPv6 the network, which one person has all of."""
+        address = str((scope.get("client") or ("",))[0])
+        hops = headers.get(b"x-forwarded-for", b"").decode("latin-1").split(",")
+        while hops and self._is_proxy(address):
+            address = hops.pop().strip()
+        try:
+            ip = ipaddress.ip_address(address)
+        except ValueError:
+            return address[:64]
+        if ip.version == 6 and ip.ipv4_mapped is None:
+            return str(ipaddress.ip_network((ip, 64), strict=False))
+        return str(ip)
+
+    def _is_proxy(self, address: str) -> bool:
+        try:
+            ip = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        return any(ip in network for network in self._proxies)
 
     def _is_guessing(self, address: str) -> bool:
         guesses = self._guesses.get(address)
@@ -198,6 +232,30 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _checked_origin(text: str) -> str:
+    origin = text.rstrip("/").lower()
+    if not _ORIGIN.match(origin):
+        raise ConfigError(
+            f"{text!r} is no origin; one is a scheme and a host, and perhaps a port:"
+            " https://editor.example, http://localhost:3000."
+        )
+    return origin
+
+
+def _checked_host(text: str) -> str:
+    host = text.lower().removeprefix("[").removesuffix("]")
+    if not _HOST.match(host):
+        raise ConfigError(f"{text!r} is no name of a host; no port belongs to it: agent.example.")
+    return host
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no address and no network of proxies.") from None
 
 
 def _lines_of(path: str) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ import anyio
 from msgspec import Struct
 
 from acp_server.config import ConfigError
+from acp_server.network.listener import bound, room_for
 from acp_server.network.security import Gate, Tokens, is_loopback
 from acp_server.serve import Grace, hear_signals
 from agent_core.logs import get_logger
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import uvicorn
     from anyio.abc import TaskGroup
 
+    from acp_server.backend import Backend
     from acp_server.config import Config
     from acp_server.network.hub import Hub
 
@@ -37,9 +40,12 @@ __all__ = ["NetworkOptions", "parse_address", "serve_network"]
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 LAST_ANSWERS_S: Final = 1.0
 """How long the answers of turns that were cancelled at the end may take to leave."""
+DRAIN_S: Final = 10.0
+"""How long running turns may go on after the first signal, unless somebody says otherwise."""
 BACKLOG: Final = 2048
-GONE_AFTER_MS: Final = 60_000
-"""A peer that acknowledges nothing for so long is gone, whatever it said before."""
+
+# Of bad UTF-8 the peer is told by the close code, and who is refused has been answered.
+_NO_ERRORS: Final = ("Invalid UTF-8", "ASGI callable returned without completing handshake")
 
 log = get_logger(__name__)
 
@@ -66,15 +72,19 @@ class NetworkOptions(Struct, frozen=True):
     keeps: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None
-    drain_s: float = 0.0
+    drain_s: float = DRAIN_S
 
 
 def parse_address(text: str) -> tuple[str, int]:
     """Return the host and the port of ``HOST:PORT``; an IPv6 address stands in brackets.
 
+    A port alone is one that only this computer reaches; with a colon before it, everybody does.
+
     Raises:
         ValueError: It is none.
     """
+    if text.isdecimal():
+        text = f"127.0.0.1:{text}"
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 0xFFFF:
         raise ValueError(f"{text!r} is not HOST:PORT")
@@ -106,7 +116,8 @@ def serve_network(
             raise ConfigError(_NEEDS_TOKEN.format(options.host))
         root = _checked_root(options.root)
         _check_certificate(options)
-        anyio.run(_serve, config, options, tokens, root, grace_s)
+        gate = _gate(config, options, tokens)
+        anyio.run(_serve, config, options, gate, root, grace_s)
     except ConfigError as exc:
         sys.stderr.write(f"acp-agent: {exc}\n")
         return 2
@@ -114,11 +125,12 @@ def serve_network(
 
 
 async def _serve(
-    config: Config, options: NetworkOptions, tokens: Tokens, root: str | None, grace_s: float
+    config: Config, options: NetworkOptions, gate: Gate, root: str | None, grace_s: float
 ) -> None:
     from acp_server.backend import open_backend
     from acp_server.network.app import App
     from acp_server.network.hub import Hub
+    from acp_server.network.metrics import Metrics
     from agent_core.errors import StoreError
 
     over, grace = anyio.Event(), Grace(options.drain_s + grace_s)
@@ -128,15 +140,31 @@ async def _serve(
             await backend.store.ping()
         except StoreError as exc:
             raise ConfigError(str(exc)) from None
-        with _bound(options) as listener:
+        with bound(options.host, options.port) as listener:
+            listener.is_plain = options.tls_cert is None
+            listener.max_open = room_for(config.network.max_connections)
             async with anyio.create_task_group() as tasks:
                 hub = Hub(backend, config.network, tasks, root=root, keeps=options.keeps)
-                app = App(hub, _gate(config, options, tokens))
-                with _hangups(hub, tokens):
+                app = App(hub, gate, Metrics(hub, backend.provider_of).render)
+                _settle_in(backend)
+                with _hangups(hub, gate.tokens):
                     server = _server(app, config, options, lambda: _say_where(listener, options))
                     await _serve_until(over, server, listener, hub, tasks, options)
                 tasks.cancel_scope.cancel()
     grace.cancel()
+
+
+def _settle_in(backend: Backend) -> None:
+    """Load beside the rest what the first prompt will need, and have no look for garbage in it.
+
+    What is loaded stays, and a full look through it would hold everybody up.
+    """
+    gc.enable()
+    gc.freeze()
+    if (library := backend.library) is not None:
+        from agent_core.models.sdk import prewarm
+
+        prewarm(library, gc.freeze)
 
 
 async def _serve_until(
@@ -165,13 +193,19 @@ async def _serve_until(
 
 
 async def _drain(hub: Hub, drain_s: float) -> None:
-    """Take no new work, give what runs some time, then cancel it, and see its answers off."""
+    """Take no new work, give what runs some time, then cancel it, and see its answers off.
+
+    A turn that was cancelled has the time it needs: the launcher's grace is its only limit.
+    """
     hub.draining.set()
+    log.info("drain_began", running=hub.n_running, limit_s=drain_s)
     with anyio.move_on_after(drain_s):
         await hub.answered()
+    if n_running := hub.n_running:
+        log.warning("turns_cut_off", running=n_running, after_s=drain_s)
     hub.cancel_all()
+    await hub.answered()
     with anyio.move_on_after(LAST_ANSWERS_S):
-        await hub.answered()
         await hub.flushed()
     hub.end_all("shutdown")
 
@@ -189,7 +223,9 @@ def _checked_root(root: str | None) -> str | None:
 
 
 def _check_certificate(options: NetworkOptions) -> None:
-    if options.tls_cert is None and options.tls_key is None:
+    if options.tls_cert is None:
+        if options.tls_key is not None:
+            raise ConfigError("--tls-key needs --tls-cert, the certificate that it is the key of.")
         return
     import ssl
 
@@ -198,7 +234,7 @@ def _check_certificate(options: NetworkOptions) -> None:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(options.tls_cert or "", options.tls_key, no_password)
+        context.load_cert_chain(options.tls_cert, options.tls_key, no_password)
     except (OSError, ValueError) as exc:
         raise ConfigError(f"The certificate or its key cannot be used: {exc}.") from None
 
@@ -208,7 +244,7 @@ def _gate(config: Config, options: NetworkOptions, tokens: Tokens) -> Gate:
     if is_loopback(options.host):
         hosts = (*LOCAL_NAMES, options.host, *(hosts or ()))
     origins = (*config.network.origins, *options.origins)
-    return Gate(tokens, origins=origins, hosts=hosts or None)
+    return Gate(tokens, origins=origins, hosts=hosts or None, proxies=config.network.proxies)
 
 
 def _server(
@@ -216,7 +252,7 @@ def _server(
 ) -> uvicorn.Server:
     import uvicorn
 
-    from acp_server.network.protocols import PatientHttp, WebSocket
+    from acp_server.network.protocols import WebSocket, patient_http
 
     class Server(uvicorn.Server):
         @contextmanager
@@ -227,14 +263,13 @@ def _server(
             await super().startup(sockets)
             on_listening()
 
-    # What it says of bad UTF-8 is a traceback, and the peer is told by the close code.
     logging.getLogger("uvicorn.error").addFilter(
-        lambda record: not str(record.msg).startswith("Invalid UTF-8")
+        lambda record: not str(record.msg).startswith(_NO_ERRORS)
     )
     limits = config.network
     settings = uvicorn.Config(
         app,
-        http=PatientHttp,
+        http=patient_http(limits.header_s),
         ws=WebSocket,
         ws_max_size=limits.max_message_bytes,
         ws_ping_interval=limits.ping_s,
@@ -252,29 +287,6 @@ def _server(
         ssl_keyfile=options.tls_key,
     )
     return Server(settings)
-
-
-@contextmanager
-def _bound(options: NetworkOptions) -> Iterator[socket.socket]:
-    """Bind, but do not listen yet."""
-    try:
-        family, kind, number, _name, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, number)
-    except OSError as exc:
-        raise ConfigError(f"{options.host} is no address: {exc.strerror}.") from None
-    with listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted sockets have it, too
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_AFTER_MS)
-        try:
-            listener.bind(address)
-        except OSError as exc:
-            where = f"{options.host}:{options.port}"
-            raise ConfigError(f"Cannot listen on {where}: {exc.strerror}.") from None
-        yield listener
 
 
 @contextmanager

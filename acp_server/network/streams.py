@@ -57,8 +57,7 @@ class Stream(MessageQueue):
     def closed(self) -> None:
         """Nobody reads it any more: nobody waits for that either."""
         self.is_open = False
-        self._low.set()
-        self._low = anyio.Event()
+        self._fall()
 
 
 class Streams:

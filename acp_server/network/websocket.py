@@ -28,6 +28,10 @@ CLOSE_CODES: Final = {"flooded": 1008, "idle": 1008, "revoked": 1008, "shutdown"
 log = get_logger(__name__)
 
 
+class _WebSocketClient(NetworkClient):
+    transport = "websocket"
+
+
 async def serve_websocket(
     hub: Hub, principal: Principal, scope: Scope, receive: Receive, send: Send
 ) -> None:
@@ -35,7 +39,7 @@ async def serve_websocket(
 
     Cancellation: the client is lost. Concurrency: any number of connections.
     """
-    client = NetworkClient(hub, principal)
+    client = _WebSocketClient(hub, principal)
     client.outbox = queue = MessageQueue(hub.limits.max_unread_bytes, lambda: client.end("flooded"))
 
     def begin(tasks: TaskGroup) -> None:
@@ -64,6 +68,7 @@ async def _write(queue: MessageQueue, client: NetworkClient, send: Send) -> None
     async def write(batch: list[bytes]) -> None:
         for message in batch:
             await send({"type": "websocket.send", "text": message.decode()})
+            client.traffic.sent += len(message)
 
     try:
         await queue.run(write)
@@ -77,5 +82,7 @@ async def _read(client: NetworkClient, receive: Receive) -> None:
         if text is None:
             log.info("binary_frame_ignored")
         else:
-            client.hear(parse(text.encode()))
+            data = text.encode()
+            client.traffic.received += len(data)
+            client.hear(parse(data))
     client.end("left")

@@ -46,9 +46,12 @@ class _In(Struct, rename="camel", frozen=True):
 
 
 class InitializeParams(_In, frozen=True):
-    """`client_capabilities` stays undecoded: garbage in it means "not offered", never an error."""
+    """`client_capabilities` stays undecoded: garbage in it means "not offered", never an error.
 
-    protocol_version: int
+    `protocol_version` may be written as 1.0, which is the same number in JSON.
+    """
+
+    protocol_version: int | float
     client_capabilities: Raw = Raw(b"{}")
     client_info: Raw = Raw(b"{}")
 

@@ -145,9 +145,9 @@ class EndpointModel:
                 while (chunk := await self._next(stream, signal, reader)) is not END:
                     for event in reader.read(chunk):
                         yield event
-                    n_chunks += 1
-                    if n_chunks % CHUNKS_PER_CHECKPOINT == 0:
+                    if n_chunks % CHUNKS_PER_CHECKPOINT == 0:  # behind the first one, too
                         await anyio.lowlevel.checkpoint()
+                    n_chunks += 1
         except TurnAborted:
             raise
         except Exception as exc:

@@ -7,7 +7,7 @@ import signal as signals
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import IO, Final
 
 import anyio
 
@@ -15,7 +15,7 @@ from agent_core.cancellation import AbortSignal
 from agent_core.errors import ModelError
 from agent_core.logs import get_logger
 
-__all__ = ["Key"]
+__all__ = ["Key", "key_from"]
 
 COMMAND_LIMIT_S: Final = 30.0
 # Less than any pipe holds: nobody need read while the command runs.
@@ -99,16 +99,7 @@ class Key:
 
     async def _ask(self) -> str:
         program = self._command[0]
-        try:
-            with anyio.fail_after(COMMAND_LIMIT_S):
-                status, output = await _run(self._command)
-            key = output.decode("ascii").strip()
-            problem = f"it ended with status {status}" if status else _problem(key)
-        except UnicodeDecodeError:
-            problem = "it printed something that is no key"
-        except OSError as exc:  # a TimeoutError is one, too
-            is_late = isinstance(exc, TimeoutError)
-            problem = f"it took over {COMMAND_LIMIT_S:.0f} s" if is_late else "it cannot be run"
+        key, problem = await key_from(self._command)
         if problem:
             log.warning("key_command_failed", program=program, problem=problem)
             raise ModelError(
@@ -118,13 +109,39 @@ class Key:
         return key
 
 
+async def key_from(
+    command: Sequence[str], errors: int | IO[bytes] = subprocess.DEVNULL
+) -> tuple[str, str]:
+    """Run a command that prints a key.
+
+    Cancellation: safe; the command and all it started are killed. Concurrency: any number of tasks.
+
+    Args:
+        command: Program and arguments.
+        errors: What takes its stderr.
+
+    Returns:
+        The key, and what is wrong with it or the command; if that is empty, nothing is.
+    """
+    try:
+        with anyio.fail_after(COMMAND_LIMIT_S):
+            status, output = await _run(command, errors)
+        key = output.decode("ascii").strip()
+        return key, f"it ended with status {status}" if status else _problem(key)
+    except UnicodeDecodeError:
+        return "", "it printed something that is no key"
+    except OSError as exc:  # a TimeoutError is one, too
+        is_late = isinstance(exc, TimeoutError)
+        return "", f"it took over {COMMAND_LIMIT_S:.0f} s" if is_late else "it cannot be run"
+
+
 def _problem(key: str) -> str:
     if not key:
         return "it printed nothing"
     return "" if key.isprintable() and " " not in key else "it printed something that is no key"
 
 
-async def _run(command: Sequence[str]) -> tuple[int, bytes]:
+async def _run(command: Sequence[str], errors: int | IO[bytes]) -> tuple[int, bytes]:
     """Run a command in a process group of its own; return its status and what it printed.
 
     What a daemon that it left behind may print later is not waited for.
@@ -137,7 +154,7 @@ async def _run(command: Sequence[str]) -> tuple[int, bytes]:
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
-                stderr=subprocess.DEVNULL,
+                stderr=errors,
                 start_new_session=True,
             )
         finally:

@@ -39,7 +39,7 @@ from agent_core.summary import SUMMARISER
 
 __all__ = ["RehearsalModel"]
 
-_EVENTS_PER_CHECKPOINT: Final = 16  # a cancel takes a few turns of the event loop to arrive
+_EVENTS_PER_CHECKPOINT: Final = 8  # a cancel takes a few turns of the event loop to arrive
 _CHARS_PER_TOKEN: Final = 4  # the usual rule of thumb for English
 
 

@@ -186,6 +186,16 @@ class Session:
         """
         await self._store.flush(self.id)
 
+    async def check(self) -> None:
+        """Look whether the log is still written.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+
+        Raises:
+            StoreError: Another process went on with the session, or deleted it.
+        """
+        await self._store.check(self.id)
+
 
 def _register(table: dict[object, Callable[[Event], None]], entry: Any) -> Callable[[], None]:
     key = object()

@@ -52,6 +52,9 @@ class MemoryStore:
     async def flush(self, session_id: str) -> None:
         """Do nothing: all that can be kept is kept already."""
 
+    async def check(self, session_id: str) -> None:
+        """Do nothing: no other process has this memory."""
+
     async def load(self, session_id: str) -> tuple[SessionHeader, list[Event]]:
         """Return a session with its events in order."""
         kept = self._sessions.get(session_id)

@@ -54,6 +54,10 @@ class SqliteStore:
         """Wait until all that was appended is committed and synced to the disk."""
         await self._ask(partial(self._writer.check, session_id), is_flush=True)
 
+    async def check(self, session_id: str) -> None:
+        """Write what was appended, without a sync, and look whether that was still possible."""
+        await self._ask(partial(self._writer.check, session_id))
+
     async def load(self, session_id: str) -> tuple[SessionHeader, list[Event]]:
         """Read a session with its events in order."""
         return await self._ask(partial(self._writer.load, session_id))

@@ -5,17 +5,17 @@ The rules:
 2. Appends are written together: soon (`_LINGER_S`) by themselves, at once when anybody waits. A
    flush is a commit that is synced to the disk; flushes that meet in the inbox share one.
 3. What could not be written stays in memory, in order, until a later flush writes it.
-4. Whether an event follows its predecessor is decided inside the transaction that writes it, so
+4. The write-ahead log is folded into the file when nobody has asked for anything for a moment:
+   that syncs the disk twice, and must not hold up the flush that a cancel's answer waits for.
+5. Whether an event follows its predecessor is decided inside the transaction that writes it, so
    that it holds against other processes, too. A session has one writer: when it turns out that
    another process wrote to it, each flush says so until the session is loaded again.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +31,7 @@ from agent_core.errors import SessionNotFound, StoreError
 from agent_core.events import Event
 from agent_core.logs import get_logger
 from agent_core.sessions.memory import decode_events, page_of
+from agent_core.sessions.sqlite_file import SCHEMA_VERSION, connect, explained
 from agent_core.sessions.store import SessionHeader, SessionPage
 
 if TYPE_CHECKING:
@@ -41,22 +42,10 @@ __all__ = ["Append", "Request", "Touch", "Writer"]
 KEEP_UNUSED_MS: Final = 7 * 24 * 3600 * 1000
 
 _LINGER_S: Final = 0.02  # a commit costs as much as fifty inserts, and nobody waits for this one
+_COMMITS_PER_FOLD: Final = 250  # some 500 to 1,000 pages of 4 KiB
+_QUIET_S: Final = 0.5
 _ROWS_PER_INSERT: Final = 50  # one statement, so one hand-over of the GIL; 200 of 999 parameters
 
-_STEPS: Final = (  # step n leads from version n to the next; a new file takes them all
-    (
-        "create table sessions (id text primary key, cwd text not null, created_ms integer"
-        " not null, updated_ms integer not null, title text)",
-        "create table events (session text not null, seq integer not null, time_ms integer"
-        " not null, body blob not null, primary key (session, seq)) without rowid",
-    ),
-    (
-        "alter table sessions add column parent_id text",
-        "alter table sessions add column depth integer not null default 0",
-    ),
-    ("alter table sessions add column owner text not null default ''",),
-)
-SCHEMA_VERSION: Final = len(_STEPS)
 _NEXT_SEQ: Final = (
     "select (select coalesce(max(seq) + 1, 0) from events where session = sessions.id)"
     " from sessions where id = ?"
@@ -75,18 +64,6 @@ _FAMILY: Final = (
 )
 _TOUCH: Final = "update sessions set updated_ms = ?, title = coalesce(title, ?) where id = ?"
 
-_FAILED: Final = "the session database failed"
-_EXPLAINED: Final = {
-    "SQLITE_BUSY": "the session database is locked by another process",
-    "SQLITE_CANTOPEN": "the session database cannot be opened",
-    "SQLITE_CORRUPT": "the session database is damaged",
-    "SQLITE_FULL": "the session could not be saved: the disk is full",
-    "SQLITE_IOERR": "the session database could not be read or written: the disk failed",
-    "SQLITE_LOCKED": "the session database is locked by another process",
-    "SQLITE_NOTADB": "the file is not a session database",
-    "SQLITE_PERM": "the session database cannot be opened: permission denied",
-    "SQLITE_READONLY": "the session database cannot be written: it is read only",
-}
 _OTHER_WRITER: Final = "this session is being written by another process; load it again to go on"
 _DELETED: Final = "this session was deleted by another process"
 
@@ -130,7 +107,7 @@ class Request:
                 raise failure
             self.result = self.work()
         except Exception as exc:
-            self.error = _explained(exc)
+            self.error = explained(exc)
         # Not `from_thread.run_sync`: it waits for the loop, and for ever when the loop has stopped
         # but is not closed yet.
         with suppress(RunFinishedError):
@@ -155,6 +132,8 @@ class Writer:
         self._unwritten: list[Append | Touch] = []
         self._is_failing = False
         self._is_synced = True
+        self._is_full = False  # each commit is synced to the disk
+        self._n_unfolded = 0  # commits
         self._ours: set[str] = set()  # created or loaded here, and not deleted here
         self._refused: dict[str, str] = {}  # why a session's events are not written any more
 
@@ -187,11 +166,20 @@ class Writer:
 
     def _run(self) -> None:
         while not self._is_finished:
-            if not self._bell.get():
+            if not self._hear():
                 with suppress(queue.Empty):
                     self._bell.get(timeout=_LINGER_S)
             self._is_rung = False  # before the inbox is emptied, or a late append stays unseen
             self._empty_inbox()
+
+    def _hear(self) -> bool:
+        """Wait for the bell, and say whether somebody waits; fold if it stays silent for long."""
+        if self._n_unfolded >= _COMMITS_PER_FOLD:
+            try:
+                return self._bell.get(timeout=_QUIET_S)
+            except queue.Empty:
+                self._fold()
+        return self._bell.get()
 
     def _empty_inbox(self) -> None:
         flushes: list[Request] = []
@@ -272,25 +260,36 @@ class Writer:
     @contextmanager
     def _transaction(self, *, is_durable: bool = False) -> Iterator[sqlite3.Connection]:
         db = self._db()
-        if is_durable:
-            # Syncs the whole write-ahead log at the commit, with what earlier commits left there.
-            db.execute("pragma synchronous = full")
+        if is_durable is not self._is_full:
+            # In full, a commit syncs the log with what earlier commits left there.
+            db.execute(f"pragma synchronous = {'full' if is_durable else 'normal'}")
+            self._is_full = is_durable
         try:
             db.execute("begin immediate")
-            if is_durable:
-                db.execute(f"pragma user_version = {SCHEMA_VERSION}")  # or there may be no commit
+            n_before = db.total_changes
             yield db
+            if is_durable and db.total_changes == n_before:
+                db.execute(f"pragma user_version = {SCHEMA_VERSION}")  # or there is no commit
             db.execute("commit")
             self._is_synced = is_durable
+            self._n_unfolded += 1
         finally:
             if db.in_transaction:
                 db.rollback()
-            if is_durable:
-                db.execute("pragma synchronous = normal")
+
+    def _fold(self) -> None:
+        """Move the write-ahead log into the file; readers and other processes are not held up."""
+        import sqlite3
+
+        self._n_unfolded = 0
+        try:
+            self._db().execute("pragma wal_checkpoint(passive)").fetchall()
+        except sqlite3.Error as exc:  # what is in the log is safe there
+            log.warning("session_log_not_folded", error=str(exc))
 
     def _db(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = _connect(self._path, self._busy_timeout_s)
+            self._connection = connect(self._path, self._busy_timeout_s)
         return self._connection
 
     # --- the work of requests ----------------------------------------------------------------
@@ -371,75 +370,7 @@ class Writer:
                 self._connection.close()  # folds the write-ahead log in, if nobody else has it open
 
 
-def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
-    import sqlite3
-
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Only a new file: closing a descriptor of one that SQLite has open would drop its locks.
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    db = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None)
-    try:
-        _write_ahead(db, busy_timeout_s)
-        db.execute("pragma synchronous = normal")
-        db.execute("pragma fullfsync = on")  # macOS: a plain sync stops at the disk's own cache
-        if _version(db) < SCHEMA_VERSION:
-            db.execute("begin immediate")
-            for step in _STEPS[_version(db) :]:  # none, if another process was faster
-                for statement in step:
-                    db.execute(statement)
-            db.execute(f"pragma user_version = {SCHEMA_VERSION}")
-            db.execute("commit")
-        if _version(db) > SCHEMA_VERSION:
-            raise StoreError(
-                "the session database was made by a newer version of this program; "
-                "update it, or use another folder with --state-dir"
-            )
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _write_ahead(db: sqlite3.Connection, limit_s: float) -> None:
-    """Switch to the write-ahead log. SQLite's own time-out does not cover the lock this takes."""
-    import sqlite3
-
-    deadline_s = time.monotonic() + limit_s
-    while True:
-        try:
-            db.execute("pragma journal_mode = wal")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(_LINGER_S)
-
-
-def _version(db: sqlite3.Connection) -> int:
-    version: int = db.execute("pragma user_version").fetchone()[0]
-    return version
-
-
 def _forget(db: sqlite3.Connection, session_ids: Sequence[str]) -> None:
     for session_id in session_ids:
         db.execute("delete from events where session = ?", (session_id,))
         db.execute("delete from sessions where id = ?", (session_id,))
-
-
-def _explained(exc: Exception) -> Exception:
-    """Return `exc` as the error people are shown; a mistake in the program stays what it is."""
-    import sqlite3
-
-    if isinstance(exc, sqlite3.Error):
-        name = getattr(exc, "sqlite_errorname", "")
-        primary = "_".join(name.split("_")[:2])
-        explained = StoreError(_EXPLAINED.get(primary, _FAILED))
-    elif isinstance(exc, OSError):
-        explained = StoreError(f"the session database cannot be opened: {exc.strerror}")
-    elif isinstance(exc, UnicodeError):
-        explained = StoreError("the session's id or directory is not valid Unicode")
-    else:
-        return exc
-    explained.__cause__ = exc
-    return explained

@@ -78,6 +78,14 @@ class SessionStore(Protocol):
         """
         ...
 
+    async def check(self, session_id: str) -> None:
+        """Look whether what is appended to the session is still written.
+
+        Raises:
+            StoreError: It is not: another process went on with the session, or deleted it.
+        """
+        ...
+
     async def load(self, session_id: str) -> tuple[SessionHeader, list[Event]]:
         """Read a session with its events in order.
 

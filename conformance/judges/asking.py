@@ -114,15 +114,15 @@ class _Terminal(Struct):
 @judge("TER-01", "TER-02", "TER-03")
 def terminals_are_released(conversation: Conversation) -> Iterator[Finding]:
     """Each terminal is released before its turn is over, and not used afterwards."""
-    terminals: dict[object, _Terminal] = {}
+    terminals: dict[str, _Terminal] = {}
     for call in conversation.calls:
         if not call.is_agents or not call.method.startswith("terminal/"):
             continue
         if call.method == "terminal/create":
             if call.result is not None:
-                terminals[call.result.get("terminalId")] = _Terminal(call)
+                terminals[repr(call.result.get("terminalId"))] = _Terminal(call)
             continue
-        terminal = terminals.get(call.params.get("terminalId"))
+        terminal = terminals.get(repr(call.params.get("terminalId")))
         if terminal is None:
             continue
         is_gone = terminal.released_at is not None
@@ -141,14 +141,14 @@ def terminals_are_released(conversation: Conversation) -> Iterator[Finding]:
 
 
 def _judge_embedded(
-    conversation: Conversation, terminals: dict[object, _Terminal]
+    conversation: Conversation, terminals: dict[str, _Terminal]
 ) -> Iterator[Finding]:
     replays = [(call.at, _end(call)) for call in conversation.asked("session/load")]
-    shown: set[object] = set()
+    shown: set[str] = set()
     for update in conversation.updates:
         content = update.body.get("content")
         for each in content if isinstance(content, list) else []:
-            terminal_id = _dict(each).get("terminalId")
+            terminal_id = repr(_dict(each).get("terminalId"))
             if _dict(each).get("type") != "terminal" or terminal_id in shown:
                 continue
             if any(first < update.at < last for first, last in replays):
@@ -156,7 +156,7 @@ def _judge_embedded(
             shown.add(terminal_id)
             terminal = terminals.get(terminal_id)
             if terminal is None:
-                yield Finding("TER-03", update.at, f"there is no terminal {terminal_id!r}")
+                yield Finding("TER-03", update.at, f"there is no terminal {terminal_id}")
             else:
                 is_gone = terminal.released_at is not None and terminal.released_at < update.at
                 yield Finding("TER-03", update.at, "it was released before" if is_gone else "")

@@ -11,6 +11,7 @@ from conformance.conversation import Conversation, Update
 from conformance.judges import Finding, judge
 
 FINAL: Final = ("completed", "failed")
+UNCHANGING: Final = frozenset({"sessionUpdate", "toolCallId", "status", "_meta"})
 STEPS: Final = ("pending", "in_progress", *FINAL)
 
 
@@ -20,10 +21,10 @@ class _ToolCall(Struct):
     title: object
 
 
-@judge("TUL-01", "TUL-02", "TUL-03", "TUL-04", "TUL-05")
+@judge("TUL-01", "TUL-02", "TUL-03", "TUL-04", "TUL-05", "TUL-07")
 def tool_calls_live_once(conversation: Conversation) -> Iterator[Finding]:
     """A call is announced, goes forward, and does not change when it is over."""
-    known: dict[tuple[str, object], _ToolCall] = {}
+    known: dict[tuple[str, str], _ToolCall] = {}
     loads = [call.at for call in conversation.asked("session/load")]
     n_loads = 0
     for update in conversation.updates:
@@ -32,7 +33,10 @@ def tool_calls_live_once(conversation: Conversation) -> Iterator[Finding]:
         while n_loads < len(loads) and loads[n_loads] < update.at:
             known.clear()  # a replay announces them again
             n_loads += 1
-        key = update.session_id, update.body.get("toolCallId")
+        call_id = update.body.get("toolCallId")
+        if not isinstance(call_id, str):
+            continue  # the schema's judge says so
+        key = update.session_id, call_id
         if update.kind == "tool_call":
             is_twice = key in known
             yield Finding("TUL-01", update.at, f"{key[1]!r} is announced twice" if is_twice else "")
@@ -45,7 +49,17 @@ def tool_calls_live_once(conversation: Conversation) -> Iterator[Finding]:
             known[key] = _ToolCall(update.at, "pending", None)
         else:
             yield Finding("TUL-02", update.at)
+        yield from _judge_change(known[key], update)
         yield from _judge_step(known[key], update)
+
+
+def _judge_change(call: _ToolCall, update: Update) -> Iterator[Finding]:
+    """Find what an update changes of a call that is over."""
+    if call.status in FINAL and update.kind == "tool_call_update":
+        changed = ", ".join(key for key in update.body if key not in UNCHANGING)
+        yield Finding("TUL-07", update.at, f"{changed} after {call.status}" if changed else "")
+    elif update.body.get("status") in FINAL:
+        yield Finding("TUL-07", update.at)
 
 
 def _judge_step(call: _ToolCall, update: Update) -> Iterator[Finding]:
@@ -67,10 +81,12 @@ def tool_calls_end_before_the_turn(conversation: Conversation) -> Iterator[Findi
     for turn in conversation.asked("session/prompt"):
         if turn.end is None or turn.result is None:
             continue
-        open_calls: dict[object, int] = {}
+        open_calls: dict[str, int] = {}
         n_calls = 0
         for update in conversation.updates_of(turn):
             call_id, status = update.body.get("toolCallId"), update.body.get("status")
+            if not isinstance(call_id, str):
+                continue
             if update.kind == "tool_call":
                 open_calls[call_id] = update.at
                 n_calls += 1

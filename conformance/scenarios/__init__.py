@@ -8,7 +8,9 @@ says what it expects, rule by rule; everything that was said meanwhile is judged
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Final
 
@@ -68,7 +70,11 @@ def scenario(
     return register
 
 
+@cache
 def load() -> None:
-    """Import every module of scenarios. Again does nothing."""
+    """Import every module of scenarios, and read the cases beside them. Again does nothing."""
+    from conformance.cases import load_cases
+
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
+    load_cases([Path(__path__[0]) / "cases"])

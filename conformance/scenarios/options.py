@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from conformance.scenarios import scenario
-from conformance.steps import ask, is_error, prompted, results, updates
+from conformance.steps import ask, is_error, prompted, results, speaks, updates
 from conformance.trace import Message, WireError
 from conformance.trial import Trial
 from conformance.wire import Wire
@@ -140,13 +140,7 @@ async def options_in_a_turn(trial: Trial) -> None:
     options, modes = _options(state), state.get("modes")
     trial.needs(options or isinstance(modes, dict), "modes or options")
     turn = client.prompt(session_id, trial.say("long"))
-    await wire.receive(
-        lambda message: (
-            "agent_message_chunk" in str(message.get("params"))
-            and session_id in str(message.get("params"))
-        ),
-        trial.target.timeout_s,
-    )
+    await speaks(trial, wire, session_id)
     with trial.expect("CFG-09") as it:
         if isinstance(modes, dict):
             params = {"sessionId": session_id, "modeId": modes["currentModeId"]}

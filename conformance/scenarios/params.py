@@ -39,7 +39,7 @@ def _schema() -> Schema:
 @scenario("FRM-22", "FRM-34")
 async def params_of_the_wrong_type(trial: Trial) -> None:
     """For each method that is offered, leave out each required member, and send wrong types."""
-    client, session_id = await trial.session()
+    client, session_id = await trial.shared_session()
     wire = client.wire
     methods = [*BASELINE, *(each for each in OPTIONAL if offers(wire, each))]
     asked: list[tuple[str, int]] = []

@@ -7,7 +7,17 @@ from typing import Final
 
 from conformance.client import Client
 from conformance.scenarios import scenario
-from conformance.steps import ask, error_code, is_error, offers, prompted, results, serves, updates
+from conformance.steps import (
+    ask,
+    error_code,
+    is_error,
+    offers,
+    prompted,
+    results,
+    serves,
+    speaks,
+    updates,
+)
 from conformance.trace import Message
 from conformance.trial import Trial
 
@@ -140,13 +150,7 @@ async def prompt_while_another_runs(trial: Trial) -> None:
     client, session_id = await trial.shared_session()
     wire = client.wire
     turn = client.prompt(session_id, trial.say("long"))
-    await wire.receive(
-        lambda message: (
-            "agent_message_chunk" in str(message.get("params"))
-            and session_id in str(message.get("params"))
-        ),
-        trial.target.timeout_s,
-    )
+    await speaks(trial, wire, session_id)
     second = client.prompt(session_id, trial.say("hello"))
     await serves(trial, wire, "a second prompt")
     at_once = wire.responses(second)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,7 @@ INSIDES: Final = re.compile(
 )
 PATHS: Final = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+[\w.@+-]+")
 SHORT_ID_CHARS: Final = 8
+PATIENCE: Final = 3.0
 
 
 @scenario("SEC-01", is_quick=True)
@@ -92,9 +95,9 @@ async def commands_wait_for_the_permission(trial: Trial) -> None:
         it.that(not mark.exists(), "the command ran though nobody allowed it")
 
 
-@scenario("SEC-05", "SEC-07")
+@scenario("SEC-05", "SEC-07", "SEC-09", limit_s=60.0)
 async def secrets_are_kept(trial: Trial) -> None:
-    """Put secrets into the environment and MCP servers, and make the agent fail in many ways."""
+    """Put secrets into the environment and MCP servers, and make the agent fail; then load by a path."""
     needs_pipe(trial)
     canary, token = (f"canary-{secrets.token_hex(12)}" for _ in range(2))
     client = await trial.client(env={"CONFORMANCE_API_KEY": canary})
@@ -113,12 +116,19 @@ async def secrets_are_kept(trial: Trial) -> None:
             {"type": "http", "name": "far", "url": "http://127.0.0.1:9/", "headers": headers}
         )
     params = {"cwd": str(trial.folder), "mcpServers": servers}
-    await ask(trial, wire, "session/new", params)
+    await ask(trial, wire, "session/new", params, patience=PATIENCE)
     await _fail_in_many_ways(trial, wire, session_id)
     await prompted(trial, wire, session_id, trial.say("hello"))
     for rule, secret in (("SEC-05", canary), ("SEC-07", token)):
         with trial.expect(rule) as it:
             _keeps(it, wire, secret)
+    trial.needs(offers(wire, "session/load"), "to load sessions")
+    path_id = _copy_of_session(trial, session_id)
+    trial.needs(path_id, "sessions that are files of their own, named by their ids")
+    with trial.expect("SEC-09") as it:
+        params = {"sessionId": path_id, "cwd": str(trial.folder), "mcpServers": []}
+        response = await ask(trial, wire, "session/load", params)
+        it.that(is_error(response), "a file outside the store was loaded as a session")
 
 
 @scenario("SEC-06", is_quick=True)
@@ -185,6 +195,18 @@ async def _fail_in_many_ways(trial: Trial, wire: Wire, session_id: str) -> list[
     )
     responses = [await ask(trial, wire, method, params) for method, params in asked]
     return [each["error"] for each in responses if is_error(each)]
+
+
+def _copy_of_session(trial: Trial, session_id: str) -> str | None:
+    """Copy a session's file to elsewhere; return the id that would be the path to it."""
+    for path in sorted(trial.home.rglob(f"{session_id}*")):
+        copy = trial.folder / "copied"
+        if path.is_file():
+            shutil.copy(path, copy.with_name(path.name.replace(session_id, copy.name)))
+        else:
+            shutil.copytree(path, copy)
+        return os.path.relpath(copy, path.parent)
+    return None
 
 
 def _strange_paths(text: str, known: tuple[str, ...]) -> list[str]:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import transports
+
 from conformance.client import Client, PermissionPolicy
 from conformance.wire import Wire
 
@@ -22,7 +24,7 @@ async def serving(
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Client]:
     """Yield a client that has initialized; check at the end that stdout was pure."""
-    async with Wire.spawn([*SERVE, *arguments], env=env) as wire:
+    async with transports.spawn(SERVE, *arguments, env=env) as wire:
         client = Client(wire, permission=permission)
         await client.initialize()
         yield client

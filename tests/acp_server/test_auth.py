@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from provider_double import answer, provider_double, status, text
 from serving import assert_pure, environment
 from talking import CWD, talk
 
@@ -21,6 +20,7 @@ from acp_server.config import ModelConfig, ProviderConfig
 from acp_server.connection import Connection
 from acp_server.methods.auth import auth_methods
 from acp_server.stored_keys import keys_file, store_key, stored_keys
+from conformance.providers.server import answer, provider_double, status, text
 from conformance.wire import Wire
 
 PROGRAM: Final = [sys.executable, "-m", "acp_server"]

@@ -209,7 +209,7 @@ async def test_initialize_may_be_repeated_until_something_else_was_asked(tmp_pat
 @pytest.mark.requirement("ACP-023", "ACP-024", "ACP-026", "ACP-027", "B115")
 async def test_the_version_is_negotiated_and_never_echoed():
     async with Wire.spawn(SERVE) as wire:
-        for version in (0, 1, 2, 99, 65535):
+        for version in (0, 1, 1.0, 2, 99, 65535):  # JSON has one kind of number
             response = await wire.response(wire.request("initialize", {"protocolVersion": version}))
             assert response["result"]["protocolVersion"] == 1
             assert response["result"]["agentInfo"]["name"]

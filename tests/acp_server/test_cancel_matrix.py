@@ -14,17 +14,6 @@ from typing import Any
 
 import anyio
 import pytest
-from provider_double import (
-    Gate,
-    ProviderDouble,
-    Reply,
-    Stall,
-    answer,
-    provider_double,
-    status,
-    text,
-    tool_call,
-)
 from serve_rig import (
     ask_for_permission,
     cancel_message,
@@ -41,8 +30,20 @@ from serve_rig import (
 )
 
 from conformance.client import Client
+from conformance.providers.server import (
+    Gate,
+    ProviderDouble,
+    Reply,
+    Stall,
+    answer,
+    provider_double,
+    status,
+    text,
+    tool_call,
+)
 from conformance.wire import Message
 
+pytestmark = pytest.mark.transports
 KINDS = ("count 1000000", "say never", "run sleep 300", "write never.txt: x", "stall")
 LATE: tuple[Message, ...] = (
     {"result": {"outcome": {"outcome": "selected", "optionId": "allow-once"}}},
@@ -81,7 +82,7 @@ async def test_a_prompt_and_its_cancel_in_one_write_are_cancelled_every_time(
         await follow_up(client, session)
 
 
-@pytest.mark.requirement("R46", "ACP-100", "B009")
+@pytest.mark.requirement("R46", "ACP-100", "B009", "B010")
 async def test_a_prompt_in_the_same_write_behind_a_cancel_is_not_cancelled(tmp_path: Path) -> None:
     async with served(tmp_path) as client:
         session = await client.new_session(tmp_path)
@@ -232,7 +233,7 @@ async def test_a_prompt_taken_back_from_behind_another_holds_nothing_up(tmp_path
         await follow_up(client, session)
 
 
-@pytest.mark.requirement("ACP-106", "ACP-111", "ACP-109")
+@pytest.mark.requirement("ACP-106", "ACP-111", "ACP-109", "B025")
 async def test_the_running_prompt_can_be_cancelled_by_its_request(tmp_path: Path) -> None:
     async with served(tmp_path) as client:
         session = await client.new_session(tmp_path)
@@ -309,7 +310,7 @@ async def test_commands_are_cancelled_again_and_again_in_one_session(tmp_path: P
 # --- while a person is asked ----------------------------------------------------------------
 
 
-@pytest.mark.requirement("B035", "ACP-092", "ACP-094", "ACP-110")
+@pytest.mark.requirement("B035", "ACP-092", "ACP-094", "ACP-110", "QUIRK-01")
 @pytest.mark.parametrize("permission", ["never", "hold"])
 async def test_an_open_question_ends_with_the_cancel_whether_it_is_answered_or_not(
     tmp_path: Path, permission: Any
@@ -375,6 +376,7 @@ async def test_a_dismissed_question_cancels_the_turn_and_no_later_call_starts(
         await follow_up(client, session)
 
 
+@pytest.mark.requirement("B039")
 async def test_a_question_that_fails_is_a_no_and_the_turn_goes_on(tmp_path: Path) -> None:
     async with served(tmp_path, permission="never") as client:
         session = await client.new_session(tmp_path)
@@ -385,6 +387,8 @@ async def test_a_question_that_fails_is_a_no_and_the_turn_goes_on(tmp_path: Path
         client.wire.send({"jsonrpc": "2.0", "id": question["id"], "error": error})
 
         assert await client.stop_reason(request_id) == "end_turn"
+        asked = [m for m in client.wire.received if m.get("method") == question["method"]]
+        assert asked == [question]  # and nobody is asked again
         assert not (tmp_path / "never.txt").exists()
         await follow_up(client, session)
 

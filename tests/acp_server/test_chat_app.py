@@ -128,6 +128,20 @@ def test_permissions_on_a_pipe_follow_the_flag(permissions, said):
     assert done.returncode == 0
 
 
+def test_that_nobody_can_be_asked_on_a_pipe_is_said_once():
+    done = piped("ask\nask\n")
+
+    assert done.stdout.count(b"nobody can be asked here; --yes or --mode allows it") == 1
+    assert done.stdout.count(b"outcome no") == 2
+
+
+def test_what_is_no_agent_is_said_to_be_none():
+    done = piped("hello\n", command=["cat"])
+
+    said = b"error: it does not know initialize; is it an ACP agent?\n"
+    assert (done.stdout, done.stderr, done.returncode) == (b"", said, 1)
+
+
 def test_a_tool_call_on_a_pipe_has_no_escape_sequences():
     done = piped("tools\nevil\n")
 

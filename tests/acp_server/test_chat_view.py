@@ -223,6 +223,35 @@ def test_a_question_shows_the_diff_it_is_about(view, screen):
     assert "? Edit a\n    --- a\n    +++ a\n" in screen.text
 
 
+def test_what_a_question_showed_is_not_shown_again_at_the_end(view, screen):
+    diff = [{"type": "diff", "path": "/project/a", "oldText": "1", "newText": "2"}]
+    view.update(call(title="edit", kind="edit", status="pending"))
+    view.ask({**QUESTION, "toolCall": {"toolCallId": "c", "title": "Edit a?", "content": diff}})
+    view.update(call_update("c", status="completed", content=diff))
+
+    assert screen.text.count("+++ a") == 1
+
+
+def test_a_question_about_what_is_below_a_call_leaves_the_calls_own_lines_alone(view, screen):
+    asked = {"toolCallId": "d", "title": "gem › Run: make", "status": "in_progress"}
+    view.update(call("d", name="delegate", title="gem: look", status="in_progress"))
+    view.update(call_update("d", content=content("Read a")))
+    view.ask({**QUESTION, "toolCall": asked})
+    view.update(call_update("d", title="gem: look", status="in_progress"))
+    view.update(call_update("d", content=content("Read a\nRun: make")))
+    view.update(call_update("d", status="completed", content=content("done")))
+
+    lines = screen.text.splitlines()
+    assert [line for line in lines if " [" not in line] == [
+        "… gem: look",
+        "  … Read a",
+        "? gem › Run: make",
+        "  … Run: make",
+        "✓ gem: look",
+        "    done",
+    ]
+
+
 def test_a_decision_is_made_for_a_kind_and_shown(view, screen):
     option = view.decide(QUESTION, ["reject_always", "reject_once"])
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
-import chat_double
 import dialects
 import pytest
-from provider_double import Drop, Reply, Stall, provider_double, status
 
 from acp_server import __version__
 from acp_server.cli import main
 from acp_server.config import load_config
+from conformance.providers import chat as chat_double
+from conformance.providers.server import Drop, Reply, Stall, provider_double, status
 
 COMMAND = [sys.executable, "-m", "acp_server", "check"]
 KEY = "sk-secret-0123456789"
@@ -69,7 +69,7 @@ def test_check_says_where_every_value_came_from(capsys, monkeypatch, tmp_path):
         mode = "read-only"
         [providers.work]
         base_url = "https://me:pass-word@work.example/v1?token=pass-word"
-        key_command = ["pass", "show", "work"]
+        key_command = ["echo", "sk-work"]
         [models.mine]
         model = "work:qwen3"
         efforts = ["low", "high"]
@@ -112,6 +112,15 @@ def test_check_says_which_other_agents_there_are(capsys, tmp_path):
         permissions = "reject"
         [subagents.gone]
         command = ["no-such-program"]
+        [subagents.far]
+        url = "wss://far.example/acp?key=secret"
+        token = "secret-token"
+        [subagents.asked]
+        url = "ws://asked.example"
+        token_command = ["pass", "secret-argument"]
+        [subagents.unset]
+        url = "ws://unset.example"
+        token_variable = "UNSET_TOKEN"
     """)
 
     code, said = checked(capsys, "--config", str(path))
@@ -120,6 +129,14 @@ def test_check_says_which_other_agents_there_are(capsys, tmp_path):
     assert said["subagent shell"].endswith("/sh; what it asks: always rejected")
     assert said["subagent gone"] == (
         "there is no program 'no-such-program' (subagents.gone.command)"
+    )
+    asks = "not tried; what it asks: the person decides"
+    assert said["subagent far"] == f"wss://far.example/acp, with a token ({path}); {asks}"
+    assert (
+        said["subagent asked"] == f"ws://asked.example, with the token that 'pass' prints; {asks}"
+    )
+    assert said["subagent unset"] == (
+        f"ws://unset.example, no token, as UNSET_TOKEN is not set; {asks}"
     )
     assert "secret" not in str(said)
 
@@ -142,6 +159,45 @@ def test_check_says_where_the_key_came_from_and_never_the_key(variables, said, c
     captured = capsys.readouterr()
     assert said in captured.out
     assert KEY not in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["no-such-program"], "'no-such-program' prints no key, it cannot be run"),
+        (["sh", "-c", "exit 3"], "'sh' prints no key, it ended with status 3"),
+        (["true"], "'true' prints no key, it printed nothing"),
+        (
+            ["sh", "-c", f"echo {KEY}; echo first >&2; echo {KEY} 'is '{'x' * 200} >&2; exit 1"],
+            f"it ended with status 1 and said '… is {'x' * 114}…'",
+        ),
+    ],
+)
+def test_a_command_that_prints_no_key_is_found_out_without_a_call(capsys, tmp_path, command, said):
+    path = tmp_path / "agent.toml"
+    table = f"[providers.own]\nbase_url = 'http://127.0.0.1:9'\nkey_command = {json.dumps(command)}"
+    path.write_text(f'{table}\n[models.second]\nmodel = "own:y"\n')
+
+    code, told = checked(capsys, "--config", str(path), "--model", "own:x")
+
+    assert code == 1
+    assert told["model"].startswith("providers.own.key_command: ")
+    assert told["model"].endswith(said)
+    assert told["model second"] == told["model"]
+    assert KEY not in str(told)
+
+
+def test_the_command_of_two_models_is_run_once(capsys, tmp_path):
+    path = tmp_path / "agent.toml"
+    command = ["sh", "-c", f"echo x >> {tmp_path}/runs; echo {KEY}"]
+    table = f"[providers.own]\nbase_url = 'http://127.0.0.1:9'\nkey_command = {json.dumps(command)}"
+    path.write_text(f'{table}\n[models.second]\nmodel = "own:y"\n')
+
+    code, told = checked(capsys, "--config", str(path), "--model", "own:x")
+
+    assert code == 0
+    assert "key from key_command" in told["model"]
+    assert (tmp_path / "runs").read_text() == "x\n"
 
 
 def test_check_as_json_is_one_object(capsys):
@@ -247,9 +303,21 @@ async def test_where_nobody_answers_it_is_said_where_that_address_came_from(free
 
     state, text = of(body, "request")
     assert (code, state, err) == (1, "failed", "")
-    assert f"base_url is http://127.0.0.1:{free_tcp_port}/v1 (OPENAI_BASE_URL)" in text
-    assert f"nothing listens at 127.0.0.1:{free_tcp_port}" in text
-    assert "[providers.openai]" in text
+    assert text.startswith(f"nothing listens at 127.0.0.1:{free_tcp_port}; ")
+    assert text.count(str(free_tcp_port)) == 1
+    assert "base_url is from OPENAI_BASE_URL, and can be set under [providers.openai] in " in text
+
+
+async def test_an_address_from_the_file_is_named_with_its_place_once(free_tcp_port, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(f"[providers.own]\nbase_url = 'http://127.0.0.1:{free_tcp_port}/v1'")
+
+    code, body, _err = await checked_online("--config", str(path), "--model", "own:x")
+
+    state, text = of(body, "request")
+    assert (code, state) == (1, "failed")
+    assert text.endswith(f"; the base_url stands under [providers.own] in {path}")
+    assert text.count(str(path)) == 1
 
 
 async def test_a_model_that_is_not_there_is_said_with_the_address():
@@ -261,7 +329,8 @@ async def test_a_model_that_is_not_there_is_said_with_the_address():
     state, text = of(body, "request")
     assert (code, state) == (1, "failed")
     assert "no model x" in text
-    assert f"base_url is {double.url} (OPENAI_BASE_URL)" in text
+    assert text.count(double.url.split("/")[2]) == 1
+    assert "is from OPENAI_BASE_URL" in text
 
 
 @pytest.mark.parametrize("failures", [1, 2])

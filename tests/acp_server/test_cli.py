@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 
@@ -102,6 +103,8 @@ def test_the_version_is_printed(capsys):
         ["sessions", "nope"],
         ["sessions", "show"],
         ["sessions", "list", "-n", "many"],
+        ["sessions", "list", "--model", "x"],  # which would mean nothing there
+        ["login", "--state-dir", "x"],
     ],
 )
 def test_a_wrong_command_line_exits_with_2_and_says_why(arguments, capsys):
@@ -319,3 +322,49 @@ def test_a_chat_from_a_directory_that_is_gone_says_so(tmp_path, monkeypatch, cap
 def test_a_key_that_is_not_stored_cannot_be_forgotten(capsys):
     assert main(["logout", "opnai"]) == 1
     assert "no key of 'opnai'" in capsys.readouterr().err
+
+
+def test_the_command_of_another_agent_stands_behind_its_mark(capsys):
+    assert main(["chat", "hello", "there"]) == 2
+
+    said = capsys.readouterr().err
+    assert said.startswith("acp-agent: prompts are typed or piped in; ")
+    assert said.endswith("as in: acp-agent chat -- hello there\n")
+
+
+# --- Ctrl-C before anything has begun ---------------------------------------------------------
+
+INTERRUPTED = """
+import os, signal, sys
+left = int(sys.argv.pop(1))
+
+def interrupt(event, _details):
+    global left
+    if event == "import":
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+from acp_server.cli import main
+sys.addaudithook(interrupt)
+sys.exit(main())
+"""
+"""The command, interrupted at its nth import: the one clock that its start-up has."""
+
+
+@pytest.mark.parametrize("command", [["serve"], ["chat"], ["serve", "--log-level", "info"]])
+def test_ctrl_c_while_a_command_starts_leaves_no_word(command, tmp_path):
+    initialize = {"protocolVersion": 1}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": initialize}
+    said = b"say hi\n" if command == ["chat"] else json.dumps(message).encode() + b"\n"
+    for at in (1, 10, 70, 130, 160, 190, 220):
+        done = subprocess.run(
+            [sys.executable, "-c", INTERRUPTED, str(at), *command],
+            input=said,
+            capture_output=True,
+            timeout=30,
+            cwd=tmp_path,
+        )
+
+        assert done.stderr == b"", at
+        assert done.returncode in (0, -signal.SIGINT, 128 + signal.SIGINT), at

@@ -11,7 +11,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from acp_server.client import CANCELLED, AgentGone, open_agent, selected
+from acp_server.agent_process import open_agent
+from acp_server.client import CANCELLED, AgentGone, selected
 from acp_server.errors import RemoteError
 from acp_server.peer import Method
 
@@ -70,6 +71,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.requirement("B125")
 async def test_what_was_said_before_an_answer_is_handed_on_before_it():
     recorder = Recorder()
     async with connected(recorder) as agent:
@@ -181,7 +183,7 @@ async def test_what_an_agent_left_in_its_group_goes_with_it():
 
 
 async def test_a_process_that_holds_stdout_does_not_hide_the_death_of_the_agent(monkeypatch):
-    monkeypatch.setattr("acp_server.client.TERMINATE_LIMIT_S", 0.1)
+    monkeypatch.setattr("acp_server.agent_process.TERMINATE_LIMIT_S", 0.1)
     code = (
         "import subprocess, sys, os;"
         "child = subprocess.Popen(['sleep', '60'], stderr=-3, start_new_session=True);"
@@ -212,7 +214,7 @@ async def test_the_agent_has_a_process_group_of_its_own_and_is_gone_afterwards()
 
 
 async def test_an_agent_that_ignores_the_end_of_its_input_and_sigterm_is_killed(monkeypatch):
-    monkeypatch.setattr("acp_server.client.TERMINATE_LIMIT_S", 0.1)
+    monkeypatch.setattr("acp_server.agent_process.TERMINATE_LIMIT_S", 0.1)
     async with connected(command=[*AGENT, "--stubborn"], grace_s=0.1) as agent:
         await agent.initialize("test")
 
@@ -221,7 +223,7 @@ async def test_an_agent_that_ignores_the_end_of_its_input_and_sigterm_is_killed(
 
 
 async def test_a_stubborn_agent_is_ended_when_the_block_is_cancelled(monkeypatch):
-    monkeypatch.setattr("acp_server.client.TERMINATE_LIMIT_S", 0.1)
+    monkeypatch.setattr("acp_server.agent_process.TERMINATE_LIMIT_S", 0.1)
     with anyio.CancelScope() as scope:
         async with connected(command=[*AGENT, "--stubborn"], grace_s=0.1) as agent:
             await agent.initialize("test")

@@ -264,6 +264,7 @@ async def test_what_is_no_text_file_is_refused_as_on_the_disk(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("answer", [{}, None, "written", 7, {"content": 1}])
+@pytest.mark.requirement("QUIRK-13")
 async def test_any_result_of_writing_is_a_success(tmp_path: Path, answer: Any) -> None:
     async with lending(tmp_path, {WRITE: answer}, writes=True) as lender:
         await lender.prompt("write a: text")
@@ -314,6 +315,7 @@ async def test_a_text_that_utf_8_cannot_hold_is_not_sent(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["read a", "write a: text"])
+@pytest.mark.requirement("B024")
 async def test_a_client_that_does_not_answer_in_time_fails_the_tool(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,13 +11,18 @@ import os
 from pathlib import Path
 
 import pytest
-from serve_rig import SERVE, chunk_of, follow_up, served, texts
+from network_rig import editor, listening
+from serve_rig import SERVE, ask_for_permission, chunk_of, follow_up, served, texts, tool_calls
 from serving import ask, environment, line
 
+from acp_server.methods import METHODS
 from conformance.client import Client
+from conformance.providers import chat as chat_double
+from conformance.providers.server import Reply, provider_double
 from conformance.wire import Wire
 
 
+@pytest.mark.transports("stdio", "ws")
 @pytest.mark.requirement("QUIRK-02")
 async def test_a_prompt_without_a_session_is_refused_and_nothing_else_happens(
     tmp_path: Path,
@@ -31,6 +36,34 @@ async def test_a_prompt_without_a_session_is_refused_and_nothing_else_happens(
         await follow_up(client, await client.new_session(tmp_path))
 
 
+@pytest.mark.requirement("QUIRK-03", "QUIRK-13")
+async def test_an_editor_may_know_no_missing_file_answer_null_and_cancel_with_a_meta(
+    tmp_path: Path,
+) -> None:
+    async with Wire.spawn([*SERVE, "--mode=bypass"], cwd=tmp_path) as wire:
+        client = Client(wire)
+        await client.initialize({"fs": {"readTextFile": True, "writeTextFile": True}})
+        session = await client.new_session(tmp_path)
+        wire.answer["fs/read_text_file"] = lambda _params: {"content": ""}
+        read = client.prompt(session, "read missing.txt")
+        assert await client.stop_reason(read) == "end_turn"
+
+        wire.answer["fs/write_text_file"] = lambda _params: None
+        written = client.prompt(session, "write a.txt: x")
+        asked = await wire.receive(lambda m: m.get("method") == "fs/write_text_file")
+        wire.reply(asked["id"], None)
+
+        assert await client.stop_reason(written) == "end_turn"
+        was_read, was_written = tool_calls(client, session).values()
+        assert "missing.txt does not exist" in json.dumps(was_read["content"])
+        assert was_written["status"] == "completed"
+        running = client.prompt(session, "count 100000 slowly")
+        await chunk_of(client, session, "2 ")
+        wire.notify("session/cancel", {"sessionId": session, "_meta": {}})
+        assert await client.stop_reason(running) == "cancelled"
+
+
+@pytest.mark.transports
 @pytest.mark.requirement("QUIRK-04")
 async def test_a_prompt_that_comes_without_a_cancel_waits_for_the_turn_that_runs(
     tmp_path: Path,
@@ -84,6 +117,36 @@ async def test_it_starts_with_nothing_but_a_path_and_its_first_line_is_the_answe
         assert "result" in await wire.response(2)
 
 
+@pytest.mark.requirement("QUIRK-07")
+async def test_a_client_that_hands_on_no_key_needs_one_in_the_file_and_is_told_so(
+    tmp_path: Path,
+) -> None:
+    names = ("LOGNAME", "PATH", "SHELL", "TERM", "USER")
+    handed_on = {name: os.environ[name] for name in names if name in os.environ}
+    env = handed_on | {"HOME": str(tmp_path)}
+    file = tmp_path / ".config/acp-agent/config.toml"
+    file.parent.mkdir(parents=True)
+    async with provider_double([Reply(chat_double.last_words())]) as double:
+        provider = 'model = "openai:any"\n[providers.openai]\napi = "chat"\n{}\n'
+        file.write_text(provider.format(""))
+        async with Wire.spawn(SERVE, cwd=tmp_path, env=env) as wire:
+            client = Client(wire)
+            await client.initialize()
+            prompt = client.prompt(await client.new_session(tmp_path), "hello")
+            failure = (await wire.response(prompt))["error"]["message"]
+            assert "OPENAI_API_KEY" in failure
+            assert "[providers.openai] in ~/.config/acp-agent/config.toml" in failure
+
+        file.write_text(provider.format(f'key = "sk-in-the-file"\nbase_url = "{double.url}"'))
+        async with Wire.spawn(SERVE, cwd=tmp_path, env=env) as wire:
+            client = Client(wire)
+            await client.initialize()
+            session = await client.new_session(tmp_path)
+            assert await client.stop_reason(client.prompt(session, "hello"), 30) == "end_turn"
+            assert client.text(session) == "That is all."
+
+
+@pytest.mark.transports
 @pytest.mark.requirement("QUIRK-09", "QUIRK-11")
 async def test_stderr_stays_silent_while_all_goes_well(tmp_path: Path) -> None:
     async with served(tmp_path) as client:
@@ -113,6 +176,7 @@ async def test_each_prompt_may_come_from_a_process_of_its_own_that_resumes(tmp_p
         assert client.text(session) == "first012"
 
 
+@pytest.mark.transports
 @pytest.mark.requirement("QUIRK-12")
 async def test_authenticating_is_cheap_and_may_be_done_again_and_again(tmp_path: Path) -> None:
     async with served(tmp_path) as client:
@@ -123,6 +187,7 @@ async def test_authenticating_is_cheap_and_may_be_done_again_and_again(tmp_path:
         await follow_up(client, await client.new_session(tmp_path))
 
 
+@pytest.mark.transports
 @pytest.mark.requirement("QUIRK-12")
 async def test_nothing_that_is_sent_says_null(tmp_path: Path) -> None:
     async with served(tmp_path) as client:
@@ -136,6 +201,7 @@ async def test_nothing_that_is_sent_says_null(tmp_path: Path) -> None:
             assert "null" not in json.dumps(message).split('"')[2::2], message
 
 
+@pytest.mark.transports
 @pytest.mark.requirement("QUIRK-15")
 async def test_the_model_call_of_older_clients_is_an_unknown_method(tmp_path: Path) -> None:
     async with served(tmp_path) as client:
@@ -148,6 +214,61 @@ async def test_the_model_call_of_older_clients_is_an_unknown_method(tmp_path: Pa
         await follow_up(client, session)
 
 
+@pytest.mark.requirement("QUIRK-16")
+async def test_attachments_are_links_and_an_editor_may_refuse_to_write(tmp_path: Path) -> None:
+    async with Wire.spawn(SERVE, cwd=tmp_path) as wire:
+        client = Client(wire, permission="hold")
+        await client.initialize({"fs": {"readTextFile": True, "writeTextFile": True}})
+        session = await client.new_session(tmp_path)
+        link = {"type": "resource_link", "uri": f"file://{tmp_path}/data.csv", "name": "data.csv"}
+        text = {"type": "text", "text": "write a.ipynb: {}"}
+        params = {"sessionId": session, "prompt": [text, link]}
+        written = wire.request("session/prompt", params)
+        question = await ask_for_permission(client, session)
+        wire.answer["fs/read_text_file"] = lambda _params: {"content": ""}
+        wire.answer["fs/write_text_file"] = lambda _params: None
+        chosen = {"outcome": {"outcome": "selected", "optionId": "allow-once"}}
+        wire.reply(question["id"], chosen)
+        asked = await wire.receive(lambda m: m.get("method") == "fs/write_text_file")
+        error = {"code": -32602, "message": "no notebooks"}
+        wire.send({"jsonrpc": "2.0", "id": asked["id"], "error": error})
+
+        assert await client.stop_reason(written) == "end_turn"
+
+        (call,) = tool_calls(client, session).values()
+        assert call["status"] == "failed"
+        assert "no notebooks" in json.dumps(call["content"])
+        refused = client.prompt(session, "write b.txt: x")
+        await ask_for_permission(client, session)
+        client.cancel(session)  # which answers the question with `cancelled`, too
+        assert await client.stop_reason(refused) == "cancelled"
+
+
+@pytest.mark.requirement("QUIRK-21")
+async def test_a_directory_that_is_not_there_is_no_reason_not_to_talk(tmp_path: Path) -> None:
+    async with served(tmp_path, "--mode=bypass") as client:
+        session = await client.new_session(tmp_path / "workspace")
+        assert await client.stop_reason(client.prompt(session, "run pwd")) == "end_turn"
+
+        (call,) = tool_calls(client, session).values()
+        assert call["status"] == "failed"
+        await follow_up(client, session)
+
+
+@pytest.mark.requirement("QUIRK-22")
+async def test_no_method_is_lost_on_the_way_through_a_websocket(tmp_path: Path) -> None:
+    async with listening(tmp_path) as server, editor(server) as client:
+        unknown = {
+            method
+            for method in METHODS
+            if (await client.response(await client.say(method))).get("error", {}).get("code")
+            == -32601
+        }
+
+        assert unknown == {"logout"}  # which is for the machine's own user
+
+
+@pytest.mark.transports
 @pytest.mark.requirement("QUIRK-18")
 async def test_a_question_that_is_answered_cancelled_ends_the_turn_without_a_cancel(
     tmp_path: Path,
@@ -202,6 +323,7 @@ async def test_a_batch_is_refused_whole_and_none_is_ever_sent(tmp_path: Path) ->
         assert all(isinstance(message, dict) for message in wire.received)
 
 
+@pytest.mark.transports
 async def test_nothing_more_is_said_once_a_load_is_answered(tmp_path: Path) -> None:
     async with served(tmp_path) as client:
         session = await client.new_session(tmp_path)

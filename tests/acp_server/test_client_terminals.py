@@ -189,7 +189,7 @@ async def test_a_command_whose_end_cannot_be_waited_for_is_killed(
         assert_released(lender)
 
 
-@pytest.mark.requirement("ACP-133")
+@pytest.mark.requirement("ACP-133", "QUIRK-13")
 @pytest.mark.parametrize("method", [KILL, RELEASE])
 @pytest.mark.parametrize("answer", [NEVER, Fails(), None, "x"])
 async def test_what_a_client_says_of_killing_and_releasing_holds_nothing_up(
@@ -352,9 +352,26 @@ async def test_an_answer_that_comes_with_the_abort_is_not_lost(tmp_path: Path) -
         lender.at.cancel(lender.session)  # before the waiting task has seen the answer
 
         assert (await lender.at.result(prompt))["stopReason"] == "cancelled"
-        await lender.until_asked(RELEASE)
-        assert lender.methods == ["create", "kill", "release"]
+        assert lender.methods == ["create", "wait_for_exit", "kill", "output", "release"]
         assert lender.withdrawn() == []
+
+
+@pytest.mark.requirement("ACP-084", "ACP-133", "R73")
+async def test_a_terminal_that_was_being_made_at_the_cancel_is_released_before_the_answer(
+    tmp_path: Path,
+) -> None:
+    async with lending(tmp_path, {**TERMINAL, CREATE: NEVER}, terminals=True) as lender:
+        prompt = lender.at.prompt(lender.session, "run x")
+        create = await lender.until_asked(CREATE)
+
+        lender.at.cancel(lender.session)
+        with anyio.fail_after(5):
+            while not lender.withdrawn():
+                await anyio.wait_all_tasks_blocked()
+        lender.answer(create, {"terminalId": "t1"})
+
+        assert (await lender.at.result(prompt))["stopReason"] == "cancelled"
+        assert lender.methods == ["create", "wait_for_exit", "kill", "output", "release"]
 
 
 @pytest.mark.requirement("ACP-133")

@@ -10,9 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from acp_server.command_files import MAX_BODY_BYTES, MAX_COMMANDS, CommandFiles, expanded
-from agent_core.cancellation import AbortController, TurnAborted
-from agent_core.testing import abort_at_every_await
-from agent_core.tools.roots import Roots
+from agent_core.cancellation import AbortController, AbortSignal, TurnAborted
+from agent_core.testing import abort_at_every_await, rehearsal_agent
 
 
 def write(place: Path, name: str, text: str = "Do it.") -> Path:
@@ -32,10 +31,16 @@ def own(folder: Path, name: str, text: str = "Do it.") -> None:
 async def found(
     cwd: Path, user: str = "/no/such", *, reserved: tuple[str, ...] = ()
 ) -> CommandFiles:
-    files = CommandFiles(user, frozenset(reserved))
-    with anyio.fail_after(5):
-        await files.look(Roots(str(cwd)))
+    files = CommandFiles(frozenset(reserved))
+    await look(files, cwd, user)
     return files
+
+
+async def look(files: CommandFiles, cwd: Path, user: str = "/no/such") -> bool:
+    """Look into the folders once, and say whether that changed anything."""
+    with anyio.fail_after(5):
+        async with rehearsal_agent(str(cwd), user_folder=user) as agent:
+            return await files.update((await agent.project_files.look(agent)).commands)
 
 
 async def test_a_file_is_offered_with_what_its_head_says(tmp_path: Path) -> None:
@@ -170,18 +175,17 @@ async def test_of_a_thousand_files_some_are_offered_and_the_log_says_so(tmp_path
 
 
 async def test_the_next_look_says_whether_anything_changed(tmp_path: Path) -> None:
-    roots = Roots(str(tmp_path))
-    files = CommandFiles("/no/such", frozenset())
-    seen = [await files.look(roots)]
+    files = CommandFiles(frozenset())
+    seen = [await look(files, tmp_path)]
 
     path = write(tmp_path, "a.md", "one")
-    seen += [await files.look(roots), await files.look(roots)]
+    seen += [await look(files, tmp_path), await look(files, tmp_path)]
     path.write_text("another")
-    seen += [await files.look(roots)]
+    seen += [await look(files, tmp_path)]
     os.utime(path, ns=(1, 1))  # touched, and the same as ever
-    seen += [await files.look(roots)]
+    seen += [await look(files, tmp_path)]
     path.unlink()
-    seen += [await files.look(roots)]
+    seen += [await look(files, tmp_path)]
 
     assert seen == [False, True, False, True, False, True]
     assert files.commands == {}
@@ -194,9 +198,16 @@ async def test_an_abort_stops_the_look_and_leaves_what_was_known(tmp_path: Path)
     controller = AbortController()
     controller.abort({"kind": "user"})
 
-    with pytest.raises(TurnAborted):
-        await files.look(Roots(str(tmp_path)), controller.signal)
-    runs = await abort_at_every_await(lambda signal: files.look(Roots(str(tmp_path)), signal))
+    async with rehearsal_agent(str(tmp_path)) as agent:
+
+        async def update(signal: AbortSignal) -> bool:
+            looked = await agent.project_files.look(agent, signal)
+            return await files.update(looked.commands, signal)
+
+        with pytest.raises(TurnAborted):
+            await update(controller.signal)
+        assert list(files.commands) == ["a"]
+        runs = await abort_at_every_await(update)
 
     assert {type(run.error) for run in runs} == {TurnAborted}
     assert list(files.commands) == ["a", "b"]  # of the last run, which nobody aborted

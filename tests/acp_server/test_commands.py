@@ -12,6 +12,7 @@ import anyio
 import pytest
 from talking import Talk, said_by_agent, talk
 
+import agent_core.project_files
 from acp_server.backend import Backend
 from acp_server.commands import COMMANDS, SessionCommands
 from agent_core.agent import Agent
@@ -19,8 +20,10 @@ from agent_core.cancellation import AbortSignal, TurnAborted
 from agent_core.content import Image, Link, Text, text_of
 from agent_core.events import FileChanged, FilesRestored, RequestHeader, UserMessage
 from agent_core.loop import Allow, Refuse
+from agent_core.project_files import Look
 from agent_core.testing import abort_at_every_await
 from agent_core.tools.local_files import LocalFiles
+from agent_core.tools.roots import Roots
 
 BUILT_IN = [command.name for command in COMMANDS]
 
@@ -132,6 +135,32 @@ async def test_changed_files_are_offered_at_the_next_prompt_and_only_then(tmp_pa
 
         assert at.offers == [[], ["new"], []]
         assert said == "new"
+
+
+async def test_a_prompt_is_one_look_into_the_project_whoever_reads_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, places = agent_core.project_files._look, []
+
+    def noted(user_folder: str, roots: Roots) -> Look:
+        places.append(roots.cwd)
+        return look(user_folder, roots)
+
+    monkeypatch.setattr(agent_core.project_files, "_look", noted)
+
+    async with session(tmp_path) as at:
+        opening = len(places)
+        command(tmp_path, "tidy", "say Tidy.")
+        (at.path / "AGENTS.md").write_text("use tabs")
+        await at.say("say hello")
+        plain = len(places) - opening
+        said = await at.say("/tidy")
+        (header,) = at.of(RequestHeader)
+
+    assert said == "Tidy."
+    assert at.offers[-1] == ["tidy"]
+    assert "use tabs" in header.system
+    assert (opening, plain, len(places)) == (1, 1, 3)
 
 
 async def test_files_are_looked_at_again_when_a_session_is_loaded(tmp_path: Path) -> None:

@@ -232,9 +232,10 @@ MODEL = "[models.m]\nmodel = 'openai:gpt-5'\n"
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("modell = 'openai:x'", "unknown field `modell`"),
-        ("[openai]\napi_key = 'x'", "unknown field `openai`"),
-        ("file = 'x'", "unknown field `file`"),
+        ("modell = 'openai:x'", "no key 'modell'; did you mean model.* There are model, mode, "),
+        ("[openai]\napi_key = 'x'", "no key 'openai'; there are model, mode, .*providers"),
+        ("file = 'x'", "no key 'file'; "),
+        ("[network]\norgins = []", "network: .*'orgins'; did you mean origins[?] There are or"),
         ("model = 5", "model: expected"),
         ("mode = 'yolo'", "no permission mode 'yolo'; there are ask"),
         ("idle_limit_s = 'long'", "idle_limit_s: expected"),
@@ -250,7 +251,7 @@ MODEL = "[models.m]\nmodel = 'openai:gpt-5'\n"
         ("model = 'claude:x'", "model: no model 'claude:x'"),
         ("providers = 'x'", "providers: expected"),
         ("providers.openai = 'x'", "providers.openai: expected"),
-        ("[providers.openai]\napi_kee = 'x'", "providers.openai: .*unknown field `api_kee`"),
+        ("[providers.openai]\napi_kee = 'x'", "providers.openai: .*'api_kee'; .*, key_command"),
         ("[providers.openai]\napi = 'grpc'", r"providers.openai.api: expected one of chat"),
         ("[providers.openai]\nbase_url = 'localhost:1'", "providers.openai.base_url: .*http"),
         ("[providers.openai]\nbase_url = ''", "providers.openai.base_url: .*http"),
@@ -267,6 +268,7 @@ MODEL = "[models.m]\nmodel = 'openai:gpt-5'\n"
         ("[models.m]", "models.m: .*`model`"),
         ("[models.m]\nmodel = 'gpt-5'", "models.m.model: no model 'gpt-5'"),
         ("[models.m]\nmodel = 'nobody:x'", "models.m.model: no model 'nobody:x'"),
+        (f"{MODEL}[models.n]\nmodel = 'm'", "models.n.model: 'm' is a name, too; .* openai:gpt-5"),
         ("[models.'a/b']\nmodel = 'x'", r'models\."a/b"\.model: no model'),
         ("[models.rehearsal]\nmodel = 'openai:x'", "models: needs names of its own"),
         (f"{MODEL}api = 'x'", "models.m.api: expected one of chat, responses, anthropic"),
@@ -280,7 +282,7 @@ MODEL = "[models.m]\nmodel = 'openai:gpt-5'\n"
         (f"{MODEL}price = {{input = 1}}", "models.m.price: .*`output`"),
         (f"{MODEL}price = {{input = -1, output = 1}}", "models.m.price: input must be 0 or more"),
         (f"{MODEL}price = {{input = 1, output = 1.5, cached = nan}}", "price: cached must be 0"),
-        (f"{MODEL}price = {{input = 1, output = 1, per = 2}}", "models.m.price: .*`per`"),
+        (f"{MODEL}price = {{input = 1, output = 1, per = 2}}", "price: .*'per'.* input, output"),
     ],
 )
 def test_what_cannot_be_used_is_said_with_its_place_and_its_file(environ, write, text, complaint):
@@ -414,10 +416,39 @@ def test_other_agents_have_tables_of_their_own(environ, write):
     assert config.subagents["plain"].permissions == "ask"
 
 
+def test_the_token_of_another_agent_comes_from_its_variable_first(environ, write):
+    write(
+        '[subagents.far]\nurl = "wss://host/acp"\ntoken = "written"\ntoken_variable = "FAR"\n'
+        '[subagents.near]\nurl = "ws://host"\ntoken_command = ["pass"]\ntoken_variable = "NEAR"'
+    )
+
+    config = load_config({}, environ | {"FAR": " set \n"})
+
+    far, near = config.subagents["far"], config.subagents["near"]
+    assert (far.token, far.token_command, near.token) == ("set", None, None)
+    assert near.token_command == ("pass",)
+    assert config.sources["subagents.far.token"] == "FAR"
+
+
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        ("[subagents.a]", "subagents.a: object missing required field `command`"),
+        ("[subagents.a]", "subagents.a: give command or url, one of the two"),
+        ('[subagents.a]\ncommand = ["a"]\nurl = "ws://h"', "subagents.a: give command or url, one"),
+        ('[subagents.a]\nurl = "http://h"', "subagents.a.url: must begin with ws:// or wss://"),
+        ('[subagents.a]\nurl = "wss://x:s3@h"', "subagents.a.url: must begin with ws:// or wss://"),
+        (
+            '[subagents.a]\nurl = "ws://h"\ntoken = "s3"\ntoken_command = ["x"]',
+            "subagents.a: give token or token_command, not both",
+        ),
+        (
+            '[subagents.a]\ncommand = ["a"]\ntoken = "s3"',
+            "subagents.a.token: is of no use without url",
+        ),
+        (
+            '[subagents.a]\nurl = "ws://h"\nenv = {A = "s3"}',
+            "subagents.a.env: is of no use without command",
+        ),
         ("[subagents.a]\ncommand = []", "subagents.a.command: expected"),
         ('[subagents.a]\ncommand = "a"', "subagents.a.command: expected"),
         ('[subagents.a]\ncommand = [""]', "subagents.a.command[0]: expected"),
@@ -433,7 +464,7 @@ def test_other_agents_have_tables_of_their_own(environ, write):
             '[subagents.a]\ncommand = ["a"]\nenv = {"a b" = "c"}',
             "subagents.a.env: is no name of an environment variable",
         ),
-        ('[subagents.a]\ncommand = ["a"]\nsecret = "s3"', "subagents.a: object contains unknown"),
+        ('[subagents.a]\ncommand = ["a"]\nsecret = "s3"', "subagents.a: there is no key 'secret'"),
         ('[subagents.spawn]\ncommand = ["a"]', "subagents: has a name that is taken"),
         ('[subagents."a b"]\ncommand = ["a"]', "subagents: has a name that is taken"),
         ("subagents = 3", "subagents: expected"),

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from provider_double import ProviderDouble, Reply, answer, provider_double, text, usage
 from talking import CWD, Talk, talk
 
 from acp_server.config import ModelConfig, ProviderConfig
 from agent_core.models.adapter import Price
+from conformance.providers.server import ProviderDouble, Reply, answer, provider_double, text, usage
 
 SIZED = {"context_tokens": 1_000, "price": Price(2.0, 10.0, cached=0.5)}
 
@@ -213,7 +213,7 @@ async def test_usage_is_told_with_the_size_of_the_context_and_what_was_spent(tmp
         )
 
 
-@pytest.mark.requirement("B153")
+@pytest.mark.requirement("B153", "B004")
 async def test_a_cancelled_turn_tells_what_it_took_until_then(tmp_path):
     async with talk(tmp_path) as (at, _backend):
         session = await at.new_session()

@@ -85,7 +85,7 @@ async def test_a_cancel_read_together_with_its_prompt_finds_it(tmp_path):
         assert said_by_agent(at.lines.updates()) == "after"
 
 
-@pytest.mark.requirement("B068", "ACP-081", "ACP-084")
+@pytest.mark.requirement("B068", "ACP-081", "ACP-084", "B069", "B071")
 async def test_prompts_are_answered_in_the_order_in_which_they_came(tmp_path):
     async with talk(tmp_path) as (at, _backend):
         session = await at.new_session()
@@ -116,6 +116,7 @@ async def test_a_cancel_answers_the_queue_too_behind_the_turn_that_ran(tmp_path)
         assert said_by_agent(at.lines.updates()) == ""
 
 
+@pytest.mark.requirement("B069", "B071")
 async def test_a_client_that_sends_without_end_is_told_that_the_queue_is_full(tmp_path):
     async with talk(tmp_path) as (at, _backend):
         session = await at.new_session()
@@ -127,7 +128,9 @@ async def test_a_client_that_sends_without_end_is_told_that_the_queue_is_full(tm
         answers = [await at.response(prompt) for prompt in prompts]
 
         assert [a.get("result", {}).get("stopReason") for a in answers[:65]] == ["cancelled"] * 65
-        assert "waiting already" in answers[65]["error"]["message"]
+        error = answers[65]["error"]
+        assert (error["code"], error["data"]) == (-32600, {"reason": "busy"})
+        assert "waiting already" in error["message"]
 
 
 @pytest.mark.requirement("ACP-111", "ACP-109")

@@ -189,6 +189,7 @@ async def test_sessions_without_a_prompt_are_not_listed_but_can_be_loaded(tmp_pa
         "B083",
     ),
 )
+@pytest.mark.requirement("QUIRK-17")
 async def test_a_loaded_session_shows_what_was_shown_live_and_goes_on(tmp_path):
     said = [
         "think hard then say hello",
@@ -229,7 +230,7 @@ async def test_a_loaded_session_shows_what_was_shown_live_and_goes_on(tmp_path):
         assert client.text(session).endswith("on we go")
 
 
-@pytest.mark.requirement("ACP-076", "B083")
+@pytest.mark.requirement("ACP-076", "B083", "B025")
 async def test_what_cannot_be_loaded_is_refused_and_leaves_no_session_behind(tmp_path):
     async with serving() as client:
         session = await client.new_session(tmp_path)
@@ -462,6 +463,7 @@ async def test_output_nobody_reads_is_bounded_and_later_complete_and_can_be_canc
             assert await process.wait() == 0
 
 
+@pytest.mark.requirement("B015")
 def test_a_client_that_closes_its_ear_ends_the_agent(tmp_path):
     with subprocess.Popen(SERVE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as agent:
         new = ask(1, "session/new", {"cwd": str(tmp_path), "mcpServers": []})
@@ -689,6 +691,7 @@ async def test_a_file_that_is_no_database_is_said_and_left_alone(tmp_path):
         assert (tmp_path / "sessions.sqlite3").read_bytes() == before
 
 
+@pytest.mark.requirement("B023")
 async def test_the_wire_of_these_tests_would_see_an_answer_that_never_comes(tmp_path):
     async with serving() as client:
         session = await client.new_session(tmp_path)

@@ -280,6 +280,34 @@ async def test_steering_is_answered_with_its_turn_and_not_behind_what_is_queued(
         assert (await at.result(queued))["stopReason"] == "cancelled"
 
 
+# --- an agent that is let go of ---------------------------------------------------------------
+
+
+@pytest.mark.race
+async def test_a_load_gets_no_agent_that_was_let_go_of_while_the_log_was_looked_at(
+    tmp_path, monkeypatch
+):
+    async with talk(tmp_path) as (at, backend):
+        session = await at.new_session()
+        await at.result(at.prompt(session, "say first"))
+        agent, look, gate = backend.runtime.agents[session], backend.store.load, anyio.Event()
+
+        async def held(session_id: str) -> Any:
+            found = await look(session_id)
+            await gate.wait()
+            return found
+
+        monkeypatch.setattr(backend.store, "load", held)
+        load = at.load(session)
+        await anyio.wait_all_tasks_blocked()
+        agent.dispose()  # as for a client that was lost, when what it left behind is over
+        gate.set()
+
+        assert "error" not in await at.response(load)
+        assert (await at.result(at.prompt(session, "say second")))["stopReason"] == "end_turn"
+        assert backend.runtime.agents[session] is not agent
+
+
 # --- another process --------------------------------------------------------------------------
 
 
@@ -288,6 +316,7 @@ async def load(client: Client, session: str) -> dict[str, Any]:
     return await client.wire.response(client.wire.request("session/load", params))
 
 
+@pytest.mark.transports
 @pytest.mark.parametrize("tried_before", [False, True])
 async def test_a_session_that_another_process_went_on_with_is_read_again_by_a_load(tried_before):
     async with serving() as one:

@@ -320,7 +320,7 @@ async def test_a_session_of_another_day_and_a_fork_get_their_servers(tmp_path):
 # --- the end --------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("B129")
+@pytest.mark.requirement("B129", "B092")
 @pytest.mark.parametrize("method", ["session/close", "session/delete"])
 async def test_a_closed_session_has_no_servers_left(tmp_path, method):
     names = ("one", "two", "three")

@@ -19,10 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
-import chat_double
-import messages_double
 import pytest
-import responses_double
 from dialects import (
     APIS,
     KEY,
@@ -34,7 +31,16 @@ from dialects import (
     says,
     without_waits,
 )
-from provider_double import (
+from serve_rig import chunk_of, served_here, tool_calls
+
+from acp_server.config import Config, ModelConfig
+from agent_core.models.adapter import Price
+from agent_core.models.providers import Api
+from conformance.client import Client
+from conformance.providers import chat as chat_double
+from conformance.providers import messages as messages_double
+from conformance.providers import responses as responses_double
+from conformance.providers.server import (
     Drop,
     Gate,
     ProviderDouble,
@@ -45,12 +51,6 @@ from provider_double import (
     provider_double,
     status,
 )
-from serve_rig import chunk_of, served_here, tool_calls
-
-from acp_server.config import Config, ModelConfig
-from agent_core.models.adapter import Price
-from agent_core.models.providers import Api
-from conformance.client import Client
 
 IDLE_LIMIT_S: Final = 0.2
 

@@ -28,7 +28,6 @@ from dialects import (
     without_end_limits,
     without_waits,
 )
-from provider_double import Drop, Gate, ProviderDouble, Reply, Step, provider_double, status
 from serve_rig import (
     SERVE,
     ask_for_permission,
@@ -45,6 +44,15 @@ from agent_core.cancellation import AbortSignal
 from agent_core.models.adapter import ModelEvent, ModelRequest
 from agent_core.models.providers import Api
 from conformance.client import Client
+from conformance.providers.server import (
+    Drop,
+    Gate,
+    ProviderDouble,
+    Reply,
+    Step,
+    provider_double,
+    status,
+)
 from conformance.wire import Message, Wire
 
 CLOSED_WITHIN_S: Final = 1.0

@@ -7,9 +7,15 @@ import sys
 import dialects
 import pytest
 from model_rig import a_request, collect
-from provider_double import Reply, provider_double
 
-from acp_server.config import Config, ConfigError, ModelConfig, ProviderConfig, load_config
+from acp_server.config import (
+    Config,
+    ConfigError,
+    ModelConfig,
+    ProviderConfig,
+    SubagentConfig,
+    load_config,
+)
 from acp_server.models import (
     ModelMaker,
     hide_variables,
@@ -18,6 +24,7 @@ from acp_server.models import (
     model_problem,
 )
 from agent_core.models.adapter import Finish, ModelInfo, Price
+from conformance.providers.server import Reply, provider_double
 
 HERE = ProviderConfig(base_url="http://localhost:1/v1")
 
@@ -174,12 +181,14 @@ def test_what_providers_are_shown_is_taken_out_of_the_environment():
         "ANTHROPIC_CUSTOM_HEADERS": "g",
         "DEEPSEEK_API_KEY": "h",
         "WORK_KEY": "i",
+        "FAR_TOKEN": "j",
         "PATH": "/bin",
         "HTTPS_PROXY": "http://proxy",
     }
     work = ProviderConfig(base_url="http://work", key_variable="WORK_KEY")
 
-    hide_variables(Config(providers={"work": work}), environ)
+    far = SubagentConfig(url="wss://far", token_variable="FAR_TOKEN")
+    hide_variables(Config(providers={"work": work}, subagents={"far": far}), environ)
 
     assert environ == {"PATH": "/bin", "HTTPS_PROXY": "http://proxy"}
 

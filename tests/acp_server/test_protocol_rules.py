@@ -339,7 +339,7 @@ async def test_cancelling_the_request_of_a_prompt_cancels_what_the_turn_asked_th
 # --- tool calls, questions, plans -----------------------------------------------------------
 
 
-@pytest.mark.requirement("ACP-115", "ACP-117", "ACP-122")
+@pytest.mark.requirement("ACP-115", "ACP-117", "ACP-122", "B128")
 async def test_a_call_is_reported_then_asked_about_then_run_then_done(tmp_path):
     async with talk(tmp_path) as (at, _backend):
         session = await session_in(at, tmp_path)

@@ -12,6 +12,7 @@ import pytest
 from remoting import (
     assert_told_nothing_but_the_session,
     delegating,
+    each_way,
     group_of,
     outcome_of,
     pid_of,
@@ -22,12 +23,15 @@ from remoting import (
     until,
 )
 
-from acp_server.remote import MAX_OUTPUT_BYTES, RemoteProvider
+from acp_server.remote import RemoteProvider
+from acp_server.remote_updates import MAX_OUTPUT_BYTES
 from agent_core.cancellation import PARENT, USER, AbortController, AbortSignal, TurnAborted
 from agent_core.content import Link, Text
 from agent_core.errors import AgentDisposed, AgentError
 from agent_core.subagents import SubagentRefused, SubagentRequest, SubagentResult, SubagentRun
 from agent_core.testing import abort_at_every_await
+
+__all__ = ["each_way"]  # a fixture
 
 OUR_AGENT = [sys.executable, "-m", "acp_server", "serve"]
 SCRIPTED = [sys.executable, str(Path(__file__).with_name("scripted_agent.py"))]
@@ -52,6 +56,7 @@ def agent_of(code: str) -> list[str]:
     return [sys.executable, "-c", HELPERS + code]
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_our_own_agent_answers_and_is_gone(tmp_path):
     async with delegating(tmp_path, OUR_AGENT) as parent:
         result = await outcome_of(parent, "say from far away")
@@ -60,6 +65,7 @@ async def test_our_own_agent_answers_and_is_gone(tmp_path):
     assert result.spent.usage.output_tokens > 0
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.requirement("R71")
 async def test_our_own_agent_is_cancelled_by_its_session_id_alone(tmp_path):
     controller, wire = AbortController(), tmp_path / "wire"
@@ -80,6 +86,7 @@ async def test_our_own_agent_is_cancelled_by_its_session_id_alone(tmp_path):
     assert_told_nothing_but_the_session(wire)
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.race
 @pytest.mark.requirement("R71")
 @pytest.mark.parametrize("cause", [USER, PARENT])
@@ -153,6 +160,7 @@ async def test_stop_reasons_become_reasons(tmp_path, stop_reason, reason, messag
     assert result.message.endswith(message)
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize(("permissions", "picked"), [("reject", "no"), ("allow", "go")])
 async def test_questions_are_answered_by_policy(tmp_path, permissions, picked):
     async with delegating(tmp_path, SCRIPTED, permissions=permissions) as parent:
@@ -161,6 +169,7 @@ async def test_questions_are_answered_by_policy(tmp_path, permissions, picked):
     assert result.output == f"outcome {picked}"
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_a_question_without_a_fitting_option_is_cancelled(tmp_path):
     code = """
 request = prompted()
@@ -175,6 +184,7 @@ send(id=request, result={"stopReason": "end_turn"})
     assert json.loads(result.output) == {"outcome": {"outcome": "cancelled"}}
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_a_question_that_comes_after_a_cancel_is_never_allowed(tmp_path):
     controller, gate = AbortController(), tmp_path / "gate"
     async with delegating(tmp_path, SCRIPTED, permissions="allow") as parent:
@@ -208,6 +218,7 @@ async def test_an_agent_that_dies_is_a_failed_run_that_says_how(tmp_path):
     assert after.reason == "completed"
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_an_error_answer_is_a_failed_run_with_its_message_and_what_was_said(tmp_path):
     code = "request = prompted(); say('so far'); send(id=request, error={'code': 1, 'message': "
     async with delegating(tmp_path, agent_of(code + "'no\\x1b[2J money'}); read()")) as parent:
@@ -226,6 +237,7 @@ async def test_an_agent_that_is_never_ready_is_a_failed_run_that_shows_its_last_
     assert result.message.endswith("it was not ready for a prompt in 0.5 s: please log in")
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_a_session_without_an_id_is_a_failed_run(tmp_path):
     code = "send(id=read()['id'], result={'protocolVersion': 1}); send(id=read()['id'], result=1)"
     async with delegating(tmp_path, agent_of(code + "; read()")) as parent:
@@ -234,10 +246,11 @@ async def test_a_session_without_an_id_is_a_failed_run(tmp_path):
     assert result.message.endswith("it opened a session without an id")
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_garbage_between_messages_changes_nothing(tmp_path):
     code = r"""
 request = prompted()
-garbage = [b"hello", b"{", b"\xff\xfe", b"[]", b"1", b'{"jsonrpc":"2.0"}', b"[" * 100_000,
+garbage = [b"hello", b"{", b"[]", b"1", b'{"jsonrpc":"2.0"}', b"[" * 100_000,
     b'{"jsonrpc":"2.0","id":99,"result":1}', b'{"jsonrpc":"2.0","id":1.5,"result":1}',
     b'{"jsonrpc":"2.0","method":"session/update","params":[]}',
     b'{"jsonrpc":"2.0","method":"session/update","params":{"update":{"sessionUpdate":'
@@ -255,6 +268,18 @@ send(id=request, result={"stopReason": "end_turn"})
     assert result == SubagentResult("completed", "sorry")
 
 
+async def test_a_line_that_is_no_text_changes_nothing(tmp_path):
+    code = r"""
+request = prompted()
+sys.stdout.buffer.write(b"\xff\xfe\n")
+sys.stdout.buffer.flush()
+send(id=request, result={"stopReason": "end_turn"})
+"""
+    async with delegating(tmp_path, agent_of(code)) as parent:
+        assert await outcome_of(parent, "x") == SubagentResult("completed", "")
+
+
+@pytest.mark.usefixtures("each_way")
 async def test_of_a_long_output_the_end_is_kept_and_the_cut_is_told(tmp_path):
     code = """
 request = prompted()
@@ -272,6 +297,7 @@ send(id=request, result={"stopReason": "end_turn"})
     assert text.endswith("éthe end")
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_an_endless_flood_is_bounded_and_can_be_cancelled(tmp_path):
     controller = AbortController()
     code = "prompted()\nwhile True: say('x' * 50000); print('y' * 5000, file=sys.stderr)"
@@ -291,7 +317,7 @@ async def test_an_endless_flood_is_bounded_and_can_be_cancelled(tmp_path):
 
 @pytest.mark.race
 async def test_an_agent_that_ignores_the_cancel_and_sigterm_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("acp_server.client.TERMINATE_LIMIT_S", 0.1)
+    monkeypatch.setattr("acp_server.agent_process.TERMINATE_LIMIT_S", 0.1)
     controller, wire = AbortController(), tmp_path / "wire"
     code = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -314,6 +340,7 @@ while True: time.sleep(1)
     assert [message["method"] for message in received(wire)] == ["session/cancel"]
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize(
     ("last_act", "reason"),
     [
@@ -339,6 +366,7 @@ async def test_a_cancelled_run_is_aborted_unless_it_had_completed(tmp_path, last
     assert result == SubagentResult(reason, "on it")
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_a_signal_that_fires_after_the_end_changes_nothing(tmp_path):
     controller = AbortController()
     async with delegating(tmp_path, SCRIPTED) as parent:
@@ -364,6 +392,7 @@ async def test_a_signal_that_fired_before_starts_nothing(tmp_path):
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.race
 @pytest.mark.parametrize("seen", ["", "initialize", "session/new"])
 async def test_an_abort_before_the_prompt_ends_the_agent_at_once_and_is_not_told(tmp_path, seen):
@@ -434,6 +463,7 @@ async def test_an_abort_between_the_start_and_its_return_leaves_nothing(tmp_path
         assert parent._runtime._stops == {}
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.race
 async def test_an_abort_at_any_await_leaves_no_process_and_no_task(tmp_path):
     async with delegating(tmp_path, SCRIPTED) as parent:
@@ -483,6 +513,7 @@ async def test_what_another_agent_cannot_honour_is_refused(tmp_path):
             await start(parent, "x", tool_names=frozenset({"read"}))
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_leaving_the_runtime_ends_what_nobody_disposed(tmp_path):
     async with delegating(tmp_path, SCRIPTED) as parent:
         run = await start(parent, "wait")
@@ -494,6 +525,7 @@ async def test_leaving_the_runtime_ends_what_nobody_disposed(tmp_path):
         await start(parent, "x")
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_disposal_stops_a_run_and_leaves_no_task(tmp_path):
     async with delegating(tmp_path, SCRIPTED) as parent:
         before = asyncio.all_tasks()

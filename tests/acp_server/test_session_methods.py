@@ -102,7 +102,7 @@ async def test_an_unknown_session_is_not_found(tmp_path, method):
 
 
 @pytest.mark.race
-@pytest.mark.requirement("ACP-066")
+@pytest.mark.requirement("ACP-066", "B025")
 async def test_close_answers_what_runs_and_what_waits_as_cancelled_before_itself(tmp_path):
     async with talk(tmp_path) as (at, backend):
         session = await at.new_session()

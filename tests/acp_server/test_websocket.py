@@ -39,8 +39,7 @@ async def test_a_prompt_and_its_cancel_sent_at_once_are_cancelled_every_time(
     async with listening(tmp_path) as server, editor(server) as client:
         session = await client.new_session(tmp_path)
         for number in range(25):
-            prompt = await client.prompt(session, KINDS[number % len(KINDS)])
-            await client.note("session/cancel", sessionId=session)
+            prompt = client.prompt_and_cancel(session, KINDS[number % len(KINDS)])
 
             assert await client.stop_reason(prompt) == "cancelled"
         assert client.updates(session, "tool_call") == []
@@ -85,6 +84,7 @@ async def test_a_message_in_one_byte_fragments_is_a_message(tmp_path: Path) -> N
         assert "result" in await client.response(9)
 
 
+@pytest.mark.requirement("B111")
 async def test_a_message_above_the_limit_closes_with_1009_and_costs_nobody_else(
     tmp_path: Path,
 ) -> None:
@@ -166,6 +166,7 @@ async def test_a_hundred_connections_stream_at_once_and_each_gets_its_own(tmp_pa
                     tasks.start_soon(one, number)
 
 
+@pytest.mark.requirement("B154")
 async def test_a_peer_that_answers_no_ping_is_gone(tmp_path: Path) -> None:
     flags = ("--log-level", "info")
     async with listening(tmp_path, *flags, network="ping_s = 0.1") as server:
@@ -220,6 +221,7 @@ async def test_limits_refuse_what_is_too_much_and_nothing_is_lost(tmp_path: Path
         assert [await client.stop_reason(each) for each in waiting] == ["cancelled"] * 2
 
 
+@pytest.mark.requirement("B156")
 async def test_a_client_that_says_nothing_is_let_go_but_not_one_whose_turn_runs(
     tmp_path: Path,
 ) -> None:
@@ -240,11 +242,12 @@ async def test_a_signal_answers_what_runs_closes_with_1001_and_leaves_with_0(
     tmp_path: Path,
 ) -> None:
     async with (
-        listening(tmp_path, must_end_well=False) as server,
+        listening(tmp_path, "--drain", "0", must_end_well=False) as server,
         editor(server) as client,
     ):
         session = await client.new_session(tmp_path)
         answer = await client.prompt(session, "stall")
+        await client.result("session/list")  # the prompt was read, too
         server.process.terminate()
         assert await client.stop_reason(answer) == "cancelled"
         await client.until(lambda: client.close_code)

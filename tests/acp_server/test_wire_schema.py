@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from model_rig import a_request, collect, served
 from msgspec import inspect as shapes
-from provider_double import Reply
 from talking import CWD, DRAFTS, SCHEMA, talk
 from wire_values import JUNK, values_of
 
@@ -27,6 +26,7 @@ from agent_core import events
 from agent_core.content import Image, Link, Resource, Text
 from agent_core.events import Event, EventData, UserMessage
 from agent_core.models.adapter import UserTurn
+from conformance.providers.server import Reply
 
 SETTINGS = settings(
     max_examples=60,

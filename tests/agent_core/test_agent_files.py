@@ -20,7 +20,7 @@ from agent_core.cancellation import AbortController, TurnAborted
 from agent_core.events import RequestHeader, ToolResult
 from agent_core.models.adapter import Finish, ModelEvent, ModelInfo, ModelRequest, ToolCallDelta
 from agent_core.models.choice import Models
-from agent_core.project_files import split_front_matter
+from agent_core.project_text import split_front_matter
 from agent_core.runtime import AgentRuntime
 from agent_core.sessions.memory import MemoryStore
 from agent_core.testing import abort_at_every_await, rehearsal_agent
@@ -49,8 +49,8 @@ def write(place: Path, name: str, text: str = REVIEWER) -> Path:
 
 async def found(cwd: Path, user: str = "/no/such") -> dict[str, AgentFile]:
     with anyio.fail_after(5):
-        async with rehearsal_agent(str(cwd)) as agent:
-            return dict(await AgentFiles(user).known(agent))
+        async with rehearsal_agent(str(cwd), user_folder=user) as agent:
+            return dict(await AgentFiles().known(agent))
 
 
 async def test_a_file_says_who_there_is(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def agent_with(
             commands=LocalCommands(),
             mode="bypass",
         ) as runtime:
-            AgentFiles("/no/such").use(runtime)
+            AgentFiles().use(runtime)
             agent = await runtime.create(str(cwd))
             made: list[Agent] = []
             runtime.hooks.on("agent/created", made.append)
@@ -296,7 +296,7 @@ async def test_a_look_that_is_aborted_is_not_kept(tmp_path: Path) -> None:
     async with rehearsal_agent(str(tmp_path)) as agent:
 
         async def look(signal: Any) -> object:
-            return await AgentFiles("/no/such").known(agent, signal)
+            return await AgentFiles().known(agent, signal)
 
         runs = await abort_at_every_await(look)
         controller = AbortController()

@@ -12,26 +12,6 @@ import anyio.lowlevel
 import pytest
 from core_rig import runtime_for, tool
 from model_rig import HI, KEY, a_model, a_request, abort_at, collect, failure_of, served
-from provider_double import (
-    DONE,
-    Drip,
-    Drop,
-    Gate,
-    Reply,
-    Stall,
-    Step,
-    answer,
-    chunk,
-    comment,
-    error_event,
-    finish,
-    provider_double,
-    reasoning,
-    status,
-    text,
-    tool_call,
-    usage,
-)
 
 from agent_core.cancellation import USER, AbortController, TurnAborted
 from agent_core.content import (
@@ -61,6 +41,26 @@ from agent_core.models.adapter import (
 )
 from agent_core.models.retry import RetryingModel
 from agent_core.tools.tool import ToolOutput
+from conformance.providers.server import (
+    DONE,
+    Drip,
+    Drop,
+    Gate,
+    Reply,
+    Stall,
+    Step,
+    answer,
+    chunk,
+    comment,
+    error_event,
+    finish,
+    provider_double,
+    reasoning,
+    status,
+    text,
+    tool_call,
+    usage,
+)
 
 CALLED = AssistantTurn((ReasoningPart("hm"), ToolCallPart("c1", "read", '{"path":"a"}')))
 RESULT = ToolTurn("c1", "read", "text of a")

@@ -13,7 +13,6 @@ from core_rig import Entry, Hang, Rig, ScriptedModel, call, fail, rig, say, tool
 from dialects import APIS, call_read, last_words
 from model_rig import served
 from msgspec import structs
-from provider_double import Reply, status
 
 from agent_core.agent import Agent
 from agent_core.cancellation import AbortController, AbortSignal, TurnAborted
@@ -70,6 +69,7 @@ from agent_core.tools.local_files import LocalFiles
 from agent_core.tools.read import Read
 from agent_core.tools.tool import ToolContext, ToolOutput
 from agent_core.usage import context_tokens, rough_tokens
+from conformance.providers.server import Reply, status
 
 LONG = "word " * 400  # 500 tokens
 TOO_LONG = ModelError("the prompt is too long", code="CONTEXT_TOO_LONG")

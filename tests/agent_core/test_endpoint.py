@@ -16,21 +16,7 @@ import model_rig
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 from anyio.streams.tls import TLSListener
-from messages_double import last_words as messages_words
 from model_rig import HI, KEY, a_model, a_request, collect, served
-from provider_double import (
-    DONE,
-    Gate,
-    ProviderDouble,
-    Reply,
-    Stall,
-    answer,
-    finish,
-    provider_double,
-    status,
-    text,
-)
-from responses_double import last_words as responses_words
 
 from agent_core.cancellation import USER, AbortController, TurnAborted
 from agent_core.content import Text
@@ -43,6 +29,20 @@ from agent_core.models.endpoint import Endpoint
 from agent_core.models.endpoint_model import EndpointModel
 from agent_core.models.keys import Key
 from agent_core.models.providers import Api, dialect_for
+from conformance.providers.messages import last_words as messages_words
+from conformance.providers.responses import last_words as responses_words
+from conformance.providers.server import (
+    DONE,
+    Gate,
+    ProviderDouble,
+    Reply,
+    Stall,
+    answer,
+    finish,
+    provider_double,
+    status,
+    text,
+)
 
 APIS: tuple[Api, ...] = ("chat", "responses", "anthropic")
 LIBRARIES = ("openai", "anthropic")

@@ -7,10 +7,19 @@ from email.utils import format_datetime
 from typing import Any
 
 import pytest
-from messages_double import error_event as messages_error
-from messages_double import ping, start
 from model_rig import KEY, a_model, collect, failure_of, served
-from provider_double import (
+
+from agent_core.errors import ModelError
+from agent_core.models.adapter import Finish, ModelInfo, TextDelta
+from agent_core.models.chat_completions import ChatCompletions
+from agent_core.models.endpoint import Endpoint
+from agent_core.models.endpoint_model import MAX_AMENDMENTS, EndpointModel
+from agent_core.models.failures import retry_after_s
+from agent_core.models.keys import Key
+from agent_core.models.providers import Api
+from conformance.providers.messages import error_event as messages_error
+from conformance.providers.messages import ping, start
+from conformance.providers.server import (
     DONE,
     Drop,
     Repeat,
@@ -21,15 +30,6 @@ from provider_double import (
     status,
     text,
 )
-
-from agent_core.errors import ModelError
-from agent_core.models.adapter import Finish, ModelInfo, TextDelta
-from agent_core.models.chat_completions import ChatCompletions
-from agent_core.models.endpoint import Endpoint
-from agent_core.models.endpoint_model import MAX_AMENDMENTS, EndpointModel
-from agent_core.models.failures import retry_after_s
-from agent_core.models.keys import Key
-from agent_core.models.providers import Api
 
 APIS: tuple[Api, ...] = ("chat", "responses", "anthropic")
 

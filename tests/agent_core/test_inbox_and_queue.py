@@ -612,6 +612,7 @@ async def test_steering_alone_makes_the_turn_go_on() -> None:
         assert len(r.model.requests) == 2
 
 
+@pytest.mark.requirement("B074")
 async def test_steering_an_idle_agent_is_an_ordinary_prompt() -> None:
     async with rig() as r:
         assert await r.agent.steer("S").settled() == Completed()

@@ -8,7 +8,6 @@ from pathlib import Path
 import anyio
 import pytest
 from model_rig import HI, a_request, collect
-from provider_double import Reply, answer, provider_double, status, text
 
 from agent_core.cancellation import USER, AbortController, TurnAborted
 from agent_core.content import Text
@@ -19,6 +18,7 @@ from agent_core.models.endpoint import Endpoint
 from agent_core.models.endpoint_model import EndpointModel
 from agent_core.models.keys import Key
 from agent_core.models.providers import dialect_for
+from conformance.providers.server import Reply, answer, provider_double, status, text
 
 ADVICE = "look at key_command"
 

@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 from agent_core.cancellation import AbortController
 from agent_core.events import Aborted, Completed, RequestHeader, TurnEnd
 from agent_core.knowledge import MAX_INSTRUCTION_BYTES, MAX_SKILLS, Knowledge
-from agent_core.project_files import split_front_matter
+from agent_core.project_files import ProjectFiles
+from agent_core.project_text import split_front_matter
 from agent_core.testing import abort_at_every_await
 from agent_core.tools.tool import ToolContext, ToolOutput
 
@@ -30,7 +31,8 @@ async def knowing(
     model = ScriptedModel(script)
     with capture_logs() as records, anyio.fail_after(5):
         async with runtime_for(model, tools) as runtime:
-            Knowledge(str(cwd / "no/such/folder")).listen(runtime.hooks)
+            runtime.project_files = ProjectFiles(str(cwd / "no/such/folder"))
+            Knowledge().listen(runtime.hooks)
             agent = await runtime.create(str(cwd), additional=additional)
             yield Rig(runtime, agent, model, records)
 
@@ -92,7 +94,8 @@ async def test_the_persons_own_file_comes_first_and_may_be_a_link_to_anywhere(
     (tmp_path / "project" / "AGENTS.md").write_text("use tabs")
 
     async with knowing(tmp_path / "project") as rig:
-        known = await Knowledge(str(tmp_path / "own")).known(rig.agent)
+        rig.runtime.project_files = ProjectFiles(str(tmp_path / "own"))
+        known = await Knowledge().known(rig.agent)
 
     assert [each.text for each in known.instructions] == ["call me Ada", "use tabs"]
 
@@ -137,7 +140,7 @@ async def test_too_much_is_cut_where_it_is_farthest_away_and_the_prompt_says_so(
     (here / "AGENTS.md").write_text("near" * 1000)
 
     async with knowing(here) as rig:
-        known = await Knowledge("/no/such").known(rig.agent)
+        known = await Knowledge().known(rig.agent)
         system = await told(rig)
 
     far, near = known.instructions
@@ -220,7 +223,7 @@ async def test_wherever_a_cancel_meets_the_reading_the_turns_work_stops_there(
     (tmp_path / "AGENTS.md").write_text("use tabs")
 
     async with knowing(tmp_path) as rig:
-        knowledge = Knowledge("/no/such")
+        knowledge = Knowledge()
         runs = await abort_at_every_await(lambda signal: knowledge.known(rig.agent, signal))
 
     assert runs
@@ -253,7 +256,7 @@ async def test_an_aborted_signal_reads_nothing(tmp_path: Path) -> None:
 
     async with knowing(tmp_path) as rig:
         with pytest.raises(Exception, match="abort"):
-            await Knowledge("/no/such").known(rig.agent, controller.signal)
+            await Knowledge().known(rig.agent, controller.signal)
 
 
 # --- skills ---------------------------------------------------------------------------------
@@ -314,7 +317,7 @@ async def test_a_folder_of_skills_that_is_a_link_out_of_the_project_is_not_enter
         system = await told(rig)
 
     assert "stolen" not in system
-    assert len(skipped(rig, "skills_skipped")) >= 1
+    assert len(skipped(rig, "project_folder_skipped")) >= 1
 
 
 async def test_of_very_many_skills_some_are_listed(tmp_path: Path) -> None:
@@ -322,7 +325,7 @@ async def test_of_very_many_skills_some_are_listed(tmp_path: Path) -> None:
         skill(tmp_path, f"s{number:03}", SKILL.format(f"s{number:03}"))
 
     async with knowing(tmp_path) as rig:
-        known = await Knowledge("/no/such").known(rig.agent)
+        known = await Knowledge().known(rig.agent)
 
     assert len(known.skills) == MAX_SKILLS
     assert known.skills[0].name == "s000"

@@ -263,6 +263,19 @@ async def test_people_are_told_once_of_tools_that_are_left_out(tmp_path):
         assert "'bad' (its schema is not that of an object)" in at.notices[0].description
 
 
+@pytest.mark.requirement("B167")
+async def test_of_three_hundred_tools_as_many_are_there_as_a_provider_takes(tmp_path):
+    double = Double(tmp_path, tools=listed(*(f"t{number}" for number in range(300))))
+    async with host(tmp_path) as at:
+        agent, servers = await at.agent(stdio(double))
+        await connected(servers)
+
+        assert len(offered(agent)) == 256
+        (notice,) = at.notices
+        assert "these are more than 256" in notice.description
+        assert await agent.send("say ok").settled() == Completed()
+
+
 async def test_progress_is_shown(tmp_path):
     double = Double(tmp_path)
     async with host(tmp_path) as at:
@@ -452,7 +465,7 @@ async def test_a_server_that_dies_while_it_starts_is_named(tmp_path, stage):
         assert "Look at its command" in notice.description
 
 
-@pytest.mark.requirement("B139", "B140")
+@pytest.mark.requirement("B139", "B140", "B099")
 @pytest.mark.parametrize("stage", ["initialize", "list"])
 async def test_a_server_that_says_nothing_is_given_up_and_ended(tmp_path, stage):
     async with host(tmp_path) as warm:
@@ -559,7 +572,7 @@ async def test_an_agent_that_is_disposed_at_any_stage_takes_its_servers_along(tm
         assert at.notices == []
 
 
-@pytest.mark.requirement("B137")
+@pytest.mark.requirement("B137", "B096")
 async def test_a_stubborn_server_and_its_child_are_killed(tmp_path):
     double = Double(tmp_path, stays=True, has_child=True)
     async with host(tmp_path) as at:
@@ -587,6 +600,7 @@ async def test_a_server_that_does_not_leave_by_itself_is_told_to_before_it_is_ki
         assert said == ["end of input", "term"]
 
 
+@pytest.mark.requirement("B092")
 async def test_fifty_sessions_leave_no_process(tmp_path):
     doubles = [Double(tmp_path, f"s{number}", has_child=True) for number in range(50)]
     async with host(tmp_path) as at:
@@ -634,6 +648,7 @@ async def test_a_new_list_keeps_equal_servers_and_replaces_the_others(tmp_path):
         assert at.notices == []
 
 
+@pytest.mark.requirement("B099")
 async def test_a_server_that_is_over_is_started_again_by_the_same_list(tmp_path):
     double = Double(tmp_path)
     async with host(tmp_path) as at:

@@ -9,28 +9,7 @@ import pytest
 from core_rig import answer_ok, runtime_for, tool
 from hypothesis import given
 from hypothesis import strategies as st
-from messages_double import (
-    block_delta,
-    block_start,
-    block_stop,
-    call_read,
-    delta_end,
-    error_event,
-    event,
-    last_words,
-    message,
-    ping,
-    redacted,
-    signature_of,
-    start,
-    stop,
-    text,
-    thinking,
-    tool_use,
-    violations,
-)
 from model_rig import HI, KEY, a_model, a_request, abort_at, collect, failure_of, served
-from provider_double import Drip, Drop, Gate, Repeat, Reply, Stall, Step, status
 
 from agent_core.cancellation import AbortController, TurnAborted
 from agent_core.content import (
@@ -63,6 +42,27 @@ from agent_core.models.adapter import (
 )
 from agent_core.models.messages import Messages
 from agent_core.tools.tool import ToolOutput
+from conformance.providers.messages import (
+    block_delta,
+    block_start,
+    block_stop,
+    call_read,
+    delta_end,
+    error_event,
+    event,
+    last_words,
+    message,
+    ping,
+    redacted,
+    signature_of,
+    start,
+    stop,
+    text,
+    thinking,
+    tool_use,
+    violations,
+)
+from conformance.providers.server import Drip, Drop, Gate, Repeat, Reply, Stall, Step, status
 
 ORIGIN = "anthropic:any"
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {}})

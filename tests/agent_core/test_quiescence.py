@@ -398,7 +398,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.race
-@pytest.mark.requirement("R73", "R97")
+@pytest.mark.requirement("R73", "R97", "B023")
 @pytest.mark.usefixtures("impatient")
 async def test_a_tool_that_does_not_stop_is_named_in_the_log_and_to_people() -> None:
     waiting = Waiting()

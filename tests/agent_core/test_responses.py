@@ -7,32 +7,10 @@ from typing import Any
 
 import anyio
 import pytest
-import responses_double as double_of
 from core_rig import runtime_for, tool
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_rig import HI, KEY, a_request, abort_at, collect, failure_of, served
-from provider_double import Drip, Drop, Gate, Reply, Stall, Step, comment, status
-from responses_double import (
-    arguments,
-    call_item,
-    call_read,
-    completed,
-    created,
-    event,
-    failed,
-    incomplete,
-    item_added,
-    item_done,
-    last_words,
-    reasoning_item,
-    refusal,
-    summary,
-    text,
-    thought,
-    usage,
-    violations,
-)
 
 from agent_core.cancellation import USER, AbortController, TurnAborted
 from agent_core.content import (
@@ -66,6 +44,28 @@ from agent_core.models.adapter import (
 from agent_core.models.reply import Reply as Collected
 from agent_core.models.responses import Responses
 from agent_core.tools.tool import ToolOutput
+from conformance.providers import responses as double_of
+from conformance.providers.responses import (
+    arguments,
+    call_item,
+    call_read,
+    completed,
+    created,
+    event,
+    failed,
+    incomplete,
+    item_added,
+    item_done,
+    last_words,
+    reasoning_item,
+    refusal,
+    summary,
+    text,
+    thought,
+    usage,
+    violations,
+)
+from conformance.providers.server import Drip, Drop, Gate, Reply, Stall, Step, comment, status
 
 NAME = "openai:any"
 SEALED = reasoning_item("Which file?")

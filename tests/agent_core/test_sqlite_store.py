@@ -10,14 +10,17 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
+import agent_core.sessions.sqlite_writer
 from agent_core.errors import SessionCorrupt, SessionNotFound, StoreError
 from agent_core.events import AssistantChunk, Event, TurnStart, encode
 from agent_core.sessions.sqlite import SqliteStore
-from agent_core.sessions.sqlite_writer import KEEP_UNUSED_MS
+from agent_core.sessions.sqlite_writer import KEEP_UNUSED_MS, Writer
 from agent_core.sessions.store import SessionHeader
 
 
@@ -241,6 +244,95 @@ def stored_events(path: Path) -> int:
 # --- when it cannot be written ---------------------------------------------------------------
 
 
+def n_folded(path: Path) -> int:
+    """Return how many events are in the file itself, without its write-ahead log."""
+    with closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as db:
+        if not db.execute("select * from sqlite_schema where name = 'events'").fetchall():
+            return 0
+        count: int = db.execute("select count(*) from events").fetchone()[0]
+        return count
+
+
+async def test_the_write_ahead_log_is_folded_in_when_nobody_asks_for_anything(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_core.sessions.sqlite_writer, "_COMMITS_PER_FOLD", 3)
+    monkeypatch.setattr(agent_core.sessions.sqlite_writer, "_QUIET_S", 0.0)
+    fold, has_folded = Writer._fold, threading.Event()
+
+    def noted(writer: Writer) -> None:
+        fold(writer)
+        has_folded.set()
+
+    monkeypatch.setattr(Writer, "_fold", noted)
+
+    async with opened(path) as store:
+        await store.create(header())
+        store.append("s", 0, 0, chunk("x"))
+        await store.flush("s")
+        await store.ping()  # the thread has been waiting for this, two commits behind
+        was_early = has_folded.is_set()
+        store.append("s", 1, 1, chunk("y"))
+        await store.flush("s")
+        assert await anyio.to_thread.run_sync(has_folded.wait, 5)
+        folded = n_folded(path)
+        store.append("s", 2, 2, chunk("and it goes on"))
+        await store.flush("s")
+        known = await texts(store)
+
+    assert not was_early
+    assert folded == 2
+    assert known == ["x", "y", "and it goes on"]
+
+
+async def test_a_flush_never_folds_the_write_ahead_log(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_core.sessions.sqlite_writer, "_COMMITS_PER_FOLD", 1)
+    monkeypatch.setattr(agent_core.sessions.sqlite_writer, "_QUIET_S", 60.0)
+
+    async with opened(path) as store:
+        await store.create(header())
+        for seq in range(1200):  # SQLite by itself folds at 1,000 pages
+            store.append("s", seq, seq, chunk("x" * 4000))
+            if seq % 10 == 0:
+                await store.flush("s")
+        await store.flush("s")
+        in_flushes = n_folded(path)
+
+    assert in_flushes == 0
+    assert n_folded(path) == 1200
+
+
+async def test_a_flush_syncs_what_was_committed_before_it_also_when_nothing_is_new(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[str] = []
+    connect = sqlite3.connect
+
+    def traced(*args: Any, **options: Any) -> sqlite3.Connection:
+        db = connect(*args, **options)
+        db.set_trace_callback(statements.append)
+        return db
+
+    async with opened(path) as store:
+        monkeypatch.setattr(sqlite3, "connect", traced)
+        await store.create(header())
+        store.append("s", 0, 0, chunk("x"))
+        assert await texts(store) == ["x"]  # committed, but not synced
+        statements.clear()
+        await store.flush("s")
+        first = [each.lower() for each in statements]
+        statements.clear()
+        await store.flush("s")
+
+    # The commit must write something, or SQLite syncs nothing.
+    assert first[0] == "pragma synchronous = full"
+    assert any(each.startswith("pragma user_version = ") for each in first)
+    assert first[-1] == "commit"
+    assert statements == []  # all is safe by now
+
+
 async def test_what_a_locked_database_refuses_is_written_by_a_later_flush(path: Path) -> None:
     async with opened(path, busy_timeout_s=0.01) as store:
         await store.create(header(title="t"))
@@ -346,7 +438,10 @@ async def test_two_writers_of_one_session_are_told_and_nothing_is_overwritten(pa
         for seq in range(3):  # the last two would fit behind ours by number
             theirs.append("s", seq, 1, chunk("theirs"))
             with pytest.raises(StoreError, match="written by another process"):
+                await theirs.check("s")
+            with pytest.raises(StoreError, match="written by another process"):
                 await theirs.flush("s")
+        await ours.check("s")
         ours.append("s", 1, 1, chunk("ours, too"))
         await ours.flush("s")
 

@@ -185,7 +185,7 @@ async def test_a_wrong_search_is_told_what_is_wrong(
     assert error.value.code == "BAD_ARGUMENTS"
 
 
-@pytest.mark.requirement("R73", "R94")
+@pytest.mark.requirement("R73", "R94", "B157")
 async def test_an_abort_ends_a_regex_that_would_take_for_ever(
     searching: Searching, tmp_path: Path
 ) -> None:

@@ -82,7 +82,8 @@ class Store:
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
             os.truncate(path, len(whole))
-        return Log(path, [json.loads(line) for line in whole.splitlines()])
+        events = list(filter(None, map(_event, whole.splitlines())))
+        return Log(path, events) if events and "cwd" in events[0] else None
 
     def delete(self, session_id: str) -> None:
         """Forget a session, if there is one."""
@@ -99,7 +100,7 @@ class Store:
         found: list[Summary] = []
         for name in names:
             if name.endswith(_SUFFIX):
-                with suppress(FileNotFoundError):  # it was deleted meanwhile
+                with suppress(FileNotFoundError, ValueError):  # it was deleted, or is spoilt
                     found.append(self._summary(name.removesuffix(_SUFFIX)))
         return sorted(found, key=lambda each: (each.created, each.session_id), reverse=True)
 
@@ -107,7 +108,9 @@ class Store:
         path = self._path(session_id)
         title: str | None = None
         with open(path, "rb") as file:
-            header = json.loads(file.readline())
+            header = _event(file.readline())
+            if header is None or "cwd" not in header:
+                raise ValueError("this is no session")
             for line in file:
                 if line.startswith(b'{"title"') and line.endswith(b"\n"):
                     title = json.loads(line)["title"]
@@ -124,6 +127,15 @@ class Store:
 def new_id() -> str:
     """Return a name that nothing else has."""
     return os.urandom(8).hex()
+
+
+def _event(line: bytes) -> Message | None:
+    """Return what a line says; `None` if it is spoilt."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def _line(event: dict[str, Any]) -> bytes:

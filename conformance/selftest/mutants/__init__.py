@@ -7,6 +7,7 @@ from typing import Final
 from conformance.selftest.mutants import (
     cancelling,
     clients,
+    handshake,
     messages,
     models,
     processes,
@@ -21,6 +22,7 @@ __all__ = ["MUTANTS", "Mutant"]
 
 _ALL: Final = (
     *messages.MUTANTS,
+    *handshake.MUTANTS,
     *sessions.MUTANTS,
     *stored.MUTANTS,
     *turns.MUTANTS,

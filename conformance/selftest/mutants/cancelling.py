@@ -249,7 +249,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "        except Cancelled:\n            self._connection.abandon(reply)\n            raise\n",
             "        except Cancelled:\n"
             "            import os\n"
-            "            reply.watch(lambda: os.system(subject[4:] + ' </dev/null >&2 &'))\n"
+            "            command = f'{subject[4:]} </dev/null >/dev/null 2>&1 &'\n"
+            "            reply.watch(lambda: 'allow' in str(reply._value) and os.system(command))\n"
             "            raise\n",
         ),
     ),
@@ -267,12 +268,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             '            params = {"sessionId": self.id, "toolCall": call, "options": options}\n'
             '            self.connection.request("session/request_permission", params)\n',
         ),
-    ),
-    mutant(
-        "keeps-the-question-open",
-        "It does not withdraw its question when the turn is cancelled.",
-        "cancel permissions cancel-request",
-        ("rpc", '                self.notify("$/cancel_request", {"requestId": request_id})\n', ""),
     ),
     mutant(
         "open-calls-on-cancel",
@@ -334,7 +329,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             "methods",
             'key = (type(params["requestId"]), params["requestId"])',
-            'key = (int, int(params["requestId"]))',
+            'text = str(params["requestId"])\n'
+            "            key = (int, int(text) if text.isdecimal() else 0)",
         ),
     ),
     mutant(

@@ -67,12 +67,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     mutant(
-        "bypasses-the-editor",
-        "It reads files by itself although the client offers it, and misses what is not saved.",
-        "fs",
-        ("files", "        if not self._can_read:\n", "        if path:\n"),
-    ),
-    mutant(
         "relative-fs-path",
         "It asks the client for a relative path.",
         "fs paths",
@@ -93,7 +87,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     mutant(
-        "fs-null-lines",
+        "fs-negative-limit",
         "It asks the client for a negative number of lines.",
         "fs schema",
         (
@@ -247,12 +241,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "The folder of its terminals is relative.",
         "terminals paths",
         ("shell", '            "cwd": self._session.cwd,\n', '            "cwd": ".",\n'),
-    ),
-    mutant(
-        "no-command-status",
-        "It takes a command that failed for one that worked.",
-        "terminals tool-calls",
-        ("shell", "    if code == 0:\n", "    if code is not None:\n"),
     ),
     # --- odd clients ----------------------------------------------------------------------------
     mutant(

@@ -32,26 +32,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ("model", "        if is_whole and self.calls:\n", "        if self.calls:\n"),
     ),
     mutant(
-        "forgets-what-was-said",
-        "After a cancel the model is not told what it had said until then.",
-        "history cancel",
-        (
-            "model",
-            "            if message is not None:\n",
-            "            if message is not None and is_whole:\n",
-        ),
-    ),
-    mutant(
-        "forgets-the-cancelled-prompt",
-        "After a cancel the model is not told the prompt.",
-        "history cancel",
-        (
-            "session",
-            '        except Cancelled:\n            reason = "cancelled"\n',
-            '        except Cancelled:\n            self.forget_turn()\n            reason = "cancelled"\n',
-        ),
-    ),
-    mutant(
         "prompt-twice-in-history",
         "The model is told each prompt twice.",
         "history",

@@ -125,16 +125,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     mutant(
-        "slow-start",
-        "It takes a long time to start.",
-        "processes latency",
-        (
-            "methods",
-            "        self.loop: Final = Loop()\n",
-            '        self.loop: Final = Loop()\n        __import__("time").sleep(4)\n',
-        ),
-    ),
-    mutant(
         "spins",
         "It uses all of a processor while it waits.",
         "processes idle",
@@ -241,22 +231,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "        return log\n",
             '            raise RpcError(NOT_FOUND, f"no file {self._store._path(session_id)}", '
             '{"sessionId": session_id})\n        return log\n',
-        ),
-    ),
-    mutant(
-        "crash-shows-the-code",
-        "What goes wrong in a turn is told with a traceback.",
-        "security errors",
-        (
-            "session",
-            '            error = RpcError(INTERNAL_ERROR, "the turn failed inside the agent")\n',
-            "            import traceback\n\n"
-            "            error = RpcError(INTERNAL_ERROR, traceback.format_exc())\n",
-        ),
-        (
-            "words",
-            '        await _say(speaker, f"You said: {text[:ECHO_CHARS]}")\n',
-            '        await _say(speaker, f"You said: {text[:ECHO_CHARS]}")\n        if len(text) > 50_000:\n            raise ValueError("too long")\n',
         ),
     ),
 )

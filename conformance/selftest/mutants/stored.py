@@ -145,20 +145,20 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     mutant(
-        "breaks-on-torn-lines",
-        "A session that was being written when its process was killed cannot be loaded.",
+        "breaks-on-spoilt-lines",
+        "A session with a line that is spoilt cannot be loaded.",
         "persistence corrupt",
         (
             "store",
-            "json.loads(line) for line in whole.splitlines()",
-            "json.loads(line) for line in content.splitlines()",
+            "    except ValueError:\n        return None\n    return event if",
+            "    except ValueError:\n        raise\n    return event if",
         ),
     ),
     mutant(
-        "one-broken-session-breaks-the-list",
-        "A file that is no session makes its list fail.",
+        "spoilt-session-breaks-the-list",
+        "A session that is spoilt makes the list fail.",
         "persistence list corrupt",
-        ("store", "            if name.endswith(_SUFFIX):\n", "            if name:\n"),
+        ("store", "FileNotFoundError, ValueError):", "FileNotFoundError):"),
     ),
     mutant(
         "forgets-the-mode",
