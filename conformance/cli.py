@@ -255,11 +255,15 @@ def _write(options: argparse.Namespace, report: Report) -> None:
     if options.junit is not None:
         options.junit.write_bytes(junit.to_junit(report))
     if options.markdown is not None:
-        options.markdown.write_text(markdown.to_markdown(report), encoding="utf-8")
+        _write_text(options.markdown, markdown.to_markdown(report))
     if options.html is not None:
-        options.html.write_text(page.to_html(report), encoding="utf-8")
+        _write_text(options.html, page.to_html(report))
     if options.badge is not None:
         options.badge.write_bytes(badge.to_badge(report))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # agents say half characters
 
 
 def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

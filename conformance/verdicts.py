@@ -159,7 +159,8 @@ def _verdict(rule: Rule, seen: list[Observation], transport: str) -> Verdict:
     worst = seen[0]
     deciding = tuple(each for each in seen if each.sight == worst.sight)
     status = _status(rule, worst.sight)
-    return Verdict(rule=rule.id, status=status, says=worst.says, observations=deciding)
+    says = worst.says.encode("utf-8", "backslashreplace").decode()  # half characters can be said
+    return Verdict(rule=rule.id, status=status, says=says, observations=deciding)
 
 
 def _status(rule: Rule, sight: Sight) -> Status:

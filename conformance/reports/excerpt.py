@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from conformance.scenarios import SCENARIOS
+from conformance.scenarios import SCENARIOS, load
 from conformance.trace import Entry
 from conformance.verdicts import Report, Verdict
 
@@ -48,6 +48,7 @@ def repro(report: Report, verdict: Verdict) -> str:
     """Return the command that shows the verdict again."""
     agent = report.agent
     whom = f"--url {shlex.quote(agent.url)}" if agent.url else f"-- {shlex.join(agent.command)}"
+    load()
     seen = verdict.observations[0].scenario if verdict.observations else ""
     only = f" --only {seen}" if seen in SCENARIOS else ""
     return f"python -m conformance replay {verdict.rule}{only} {whom}"

@@ -190,7 +190,8 @@ def _last_line(console: Console, report: Report) -> None:
     who = who or agent.url or shlex.join(agent.command)
     style = "bold green" if report.is_conformant and report.is_judged else "bold red"
     tail = f" ({report.transport}, {report.duration_s:.1f} s)"
-    console.print(_plain(f"{who}: ") + _plain(headline(report), style) + _plain(tail, "dim"))
+    line = _plain(f"{who}: ") + _plain(headline(report), style) + _plain(tail, "dim")
+    console.print(line, soft_wrap=True)
 
 
 def _plain(text: str, style: str = "") -> Text:
