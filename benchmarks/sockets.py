@@ -163,7 +163,7 @@ def listening(
         config.flush()
         flags = ("--listen", "127.0.0.1:0", "--config", config.name, *flags)
         with agent((*OURS, *flags), environ, place=place) as process:
-            yield _warm(process, "stream 3" if environ and "OPENAI_API_KEY" in environ else "say hello")
+            yield _warm(process, "stream 3" if environ else "say hello")
 
 
 def _warm(process: AgentProcess, text: str) -> Listening:

@@ -41,9 +41,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from conformance.agents import AUTH_REQUIRED, LOGIN_WANTED
 from conformance.client import Client
 from conformance.manifest import Rule, add_rules, manifest
 from conformance.scenarios import SCENARIOS, Scenario
+from conformance.steps import error_code
 from conformance.trace import Message, WireError
 from conformance.trial import NotBroughtAbout, Trial
 
@@ -221,7 +223,10 @@ class _Play:
         elif step.answer is not None:
             answer = await wire.response(requests[step.answer], timeout_s)
             pattern = _filled(step.pattern, trial, client, requests)
-            return answer if pattern is None or fits(pattern, answer) else f"the answer is {answer}"
+            if pattern is None or fits(pattern, answer):
+                return answer
+            trial.brought_about(error_code(answer) != AUTH_REQUIRED, LOGIN_WANTED)
+            return f"the answer is {answer}"
         elif step.message is not None:
             pattern = _filled(step.message, trial, client, requests)
             return await wire.receive(lambda message: fits(pattern, message), timeout_s)

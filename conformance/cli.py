@@ -1,4 +1,4 @@
-"""The command line: run, replay, lint, proxy, list."""
+"""The command line: run, replay, lint, proxy, selftest, list."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from conformance.cli_selftest import add_selftest
 from conformance.cli_traces import add_lint, add_proxy
 from conformance.manifest import manifest
 from conformance.target import SITUATIONS, Target, read_words
@@ -113,6 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_files(proxy)
     add_proxy(proxy, _write)
+    selftest = commands.add_parser(
+        "selftest",
+        help="judge the suite itself",
+        description="Play the sound reference agent and mutants of it with one bug each, and count "
+        "the mutants that are caught. By default each is played what the record says.",
+        allow_abbrev=False,
+    )
+    add_selftest(selftest, _count)
     listed = commands.add_parser("list", help="list all rules", allow_abbrev=False)
     listed.set_defaults(serve=_list)
     return parser
@@ -145,7 +154,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "--script-model",
         action="store_true",
         help="point the agent at a model of ours by the variables of the usual SDKs; "
-        "{model_url} and {model_key} are filled in in --env",
+        "{model_url} and {model_key} are filled in in --env and COMMAND",
     )
     target.add_argument("--prompts", type=Path, metavar="FILE", help="what to say, as JSON")
     target.add_argument(

@@ -76,9 +76,14 @@ class Client:
         prompt = [{"type": "text", "text": text}]
         return self.wire.request("session/prompt", {"sessionId": session_id, "prompt": prompt})
 
-    def cancel(self, session_id: str) -> None:
-        """Send ``session/cancel``, and answer the permission requests that are held for it."""
-        self.wire.notify("session/cancel", {"sessionId": session_id})
+    def cancel(self, session_id: str, params: Message | None = None) -> None:
+        """Send ``session/cancel``, and answer the permission requests that are held for it.
+
+        Args:
+            session_id: The session.
+            params: The notification's params; just the session by default.
+        """
+        self.wire.notify("session/cancel", params or {"sessionId": session_id})
         if self.permission != "hold":
             return
         for request_id, request in list(self.wire.unanswered.items()):

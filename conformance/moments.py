@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from conformance.client import Client
 from conformance.commands import Sleeper
+from conformance.steps import serves
 from conformance.trace import Message, WireError
 from conformance.trial import NotBroughtAbout, Trial
 from conformance.wire import Wire
@@ -27,6 +28,7 @@ __all__ = [
     "open_tool_calls",
     "prompt_message",
     "question",
+    "quiet",
     "said_in_turns",
     "text_of",
     "tool_calls",
@@ -226,6 +228,21 @@ async def asleep(
         ),
         f"the agent did not run the command {sleeper.command}",
     )
+
+
+async def quiet(trial: Trial, wire: Wire) -> list[Message]:
+    """Return what the agent still says before it answers something harmless.
+
+    A barrier rather than a sleep, and one that agents pass that answer no method they do not know.
+
+    Cancellation: safe. Concurrency: one task for each wire.
+
+    Raises:
+        WireError: It answers nothing any more.
+    """
+    n_before = len(wire.received)
+    await serves(trial, wire, "a turn")
+    return wire.received[n_before:]
 
 
 async def answer_of(trial: Trial, client: Client, turn: int | str) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MARKER", "cpu_s", "kill", "living_family", "rss_bytes"]
+__all__ = ["MARKER", "cpu_s", "kill", "living_family", "rss_bytes", "starved_s"]
 
 MARKER: Final = "ACP_WIRE_MARKER"
 PROC: Final = Path("/proc")
@@ -37,7 +37,8 @@ def living_family(roots: set[int], marker: str) -> set[int]:
 def kill(pids: Iterable[int]) -> None:
     """Send SIGKILL to each."""
     for pid in pids:
-        with suppress(ProcessLookupError):  # it ended meanwhile, which is what we want
+        # It ended meanwhile, which is what we want; or it has become somebody else's.
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -45,6 +46,16 @@ def cpu_s(pid: int) -> float:
     """Return user and system time of the process itself, in seconds."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def starved_s(pid: int) -> float:
+    """Return the seconds for which the process could have run and had to wait for a processor.
+
+    Of its first thread; 0 where the system does not say.
+    """
+    with suppress(*GONE, ValueError, IndexError):
+        return int((PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
+    return 0.0
 
 
 def rss_bytes(pid: int) -> int:

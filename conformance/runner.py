@@ -94,6 +94,7 @@ async def run(
     """
     started, started_s = datetime.now(UTC), time.monotonic()
     notes: list[str] = []
+    state: _Run | None = None
     with TemporaryDirectory(prefix="acp-conformance-", ignore_cleanup_errors=True) as name:
         folder = await anyio.Path(name).resolve()
         with anyio.move_on_after(limit_s if limit_s is not None else float("inf")) as scope:
@@ -106,8 +107,12 @@ async def run(
                 for index in range(min(jobs or 2 * (os.cpu_count() or 1), len(chosen))):
                     tasks.start_soon(_work, state, Path(folder) / f"{index}", prompter, progress)
         if scope.cancelled_caught:
-            left = ", ".join([*state.playing, *(each.name for each in state.queue)])
-            notes.append(f"the time was up after {limit_s:g} s, before the end of {left}")
+            notes.append(f"the time was up after {limit_s:g} s, before the end of {_rest(state)}")
+    if state is None:
+        raise WireError(notes[0])
+    if state.agents.left_behind:
+        gone_on = ", ".join(map(str, sorted(state.agents.left_behind)))
+        notes.append(f"these processes of the agent's could not be ended: {gone_on}")
     report = judge_transcripts(
         state.agents.transcripts,
         target=target,
@@ -121,6 +126,12 @@ async def run(
     return report
 
 
+def _rest(state: _Run | None) -> str:
+    if state is None:
+        return "its own start"
+    return ", ".join([*state.playing, *(each.name for each in state.queue)])
+
+
 @asynccontextmanager
 async def _pointed(target: Target) -> AsyncIterator[tuple[Target, Prompter | None]]:
     """Point the agent at a model of ours while the block runs, if that is wanted."""
@@ -128,13 +139,13 @@ async def _pointed(target: Target) -> AsyncIterator[tuple[Target, Prompter | Non
         yield target, None
         return
     async with ScriptedModel.serving() as model:
-        places = {"{model_url}": model.url, "{model_key}": KEY}
-        env = dict(model.env)
-        for name, value in target.env.items():
-            for place, what in places.items():
-                value = value.replace(place, what)
-            env[name] = value
-        yield msgspec.structs.replace(target, env=env), model
+
+        def fill(text: str) -> str:
+            return text.replace("{model_url}", model.url).replace("{model_key}", KEY)
+
+        env = {**model.env, **{name: fill(value) for name, value in target.env.items()}}
+        command = tuple(fill(word) for word in target.command)
+        yield msgspec.structs.replace(target, env=env, command=command), model
 
 
 @asynccontextmanager
@@ -218,7 +229,7 @@ async def _work(state: _Run, folder: Path, prompter: Prompter | None, progress: 
             state.observations.extend(trial.observations)
             for what, times_ms in trial.latencies_ms.items():
                 state.latencies_ms.setdefault(what, []).extend(times_ms)
-            if shared.is_spoilt:  # one mistake is not blamed on many
+            if shared.is_spoilt or not shared.is_as_it_was:  # one mistake is not blamed on many
                 await shared.end()
             progress(scenario.name, True)
             del state.playing[scenario.name]
@@ -234,6 +245,7 @@ async def _play(trial: Trial) -> None:
             await trial.scenario.play(trial)
         if scope.cancelled_caught:
             trial.see_rest("unseen", f"the scenario did not come to its end within {limit_s:g} s")
+            trial.spoil()
     except Skipped as exc:
         trial.see_rest("skipped", str(exc))
     except NotBroughtAbout as exc:
@@ -247,7 +259,7 @@ async def _play(trial: Trial) -> None:
         trial.see_rest("unseen", "the scenario ended before it could tell")
     finally:
         await trial.end()
-    if any(each.sight != "kept" for each in trial.observations):
+    if any(each.sight in ("broken", "error") for each in trial.observations):
         trial.spoil()
 
 

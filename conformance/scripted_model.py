@@ -24,6 +24,7 @@ from conformance.providers.server import (
     Stall,
     Step,
     provider_double,
+    status,
 )
 from conformance.toolbox import Tool, call_for
 
@@ -73,7 +74,7 @@ class ScriptedModel:
         Cancellation: safe.
         """
         model = cls()
-        async with provider_double(model._reply) as double:
+        async with provider_double(model._reply, is_strict=False) as double:
             model._double = double
             yield model
 
@@ -102,8 +103,9 @@ class ScriptedModel:
         """Return the requests that were made for a trial so far, in order."""
         served = self._served
         return [
-            ModelCall(n, _dialect(served.paths[n]).problems(served.requests[n]))
+            ModelCall(n, dialect.problems(served.requests[n]))
             for n in self._calls.get(key, ())
+            if (dialect := _dialect(served.paths[n])) is not None
         ]
 
     async def called(self, key: str, timeout_s: float, *, n: int = 1) -> bool:
@@ -134,6 +136,14 @@ class ScriptedModel:
 
     def _reply(self, path: str, request: Mapping[str, Any], n: int) -> Reply:
         dialect = _dialect(path)
+        if dialect is None:
+            return status(404, {"message": f"nothing of a model is at {path}"})
+        try:
+            return self._played(dialect, request, n)
+        except (AttributeError, KeyError, TypeError) as exc:
+            return status(400, {"message": f"no request of a model: {type(exc).__name__} {exc}"})
+
+    def _played(self, dialect: _Dialect, request: Mapping[str, Any], n: int) -> Reply:
         order = _order_in(dialect.turns(request))
         if order is None:
             return dialect.says(["Hello."])
@@ -313,10 +323,11 @@ class _Messages(_Dialect):
         return _reply(self.begins(), [], [messages.delta_end("refusal"), messages.stop()])
 
 
-def _dialect(path: str) -> _Dialect:
-    if path.endswith("/messages"):
-        return _Messages()
-    return _Responses() if path.endswith("/responses") else _Chat()
+def _dialect(path: str) -> _Dialect | None:
+    """Return what is spoken at a path, or `None` if no model is."""
+    spoken = {"messages": _Messages, "responses": _Responses, "completions": _Chat}
+    dialect = spoken.get(path.rpartition("/")[2])
+    return None if dialect is None else dialect()
 
 
 def _reply(

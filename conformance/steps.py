@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import anyio
 
+from conformance.agents import AUTH_REQUIRED, LOGIN_WANTED
 from conformance.trace import Message, WireError
 from conformance.trial import Check, Trial
 from conformance.wire import Wire
@@ -22,6 +23,7 @@ __all__ = [
     "harmless",
     "introduction",
     "is_error",
+    "needs_entry",
     "needs_pipe",
     "offers",
     "prompted",
@@ -79,15 +81,18 @@ async def results(
 
 
 async def speaks(trial: Trial, wire: Wire, session_id: str) -> None:
-    """Wait for the next piece of an answer in a session.
+    """Wait for the next piece of an answer in a session; call it right behind the prompt.
 
     Cancellation: safe. Concurrency: any number of tasks.
 
     Raises:
         WireError: None came.
     """
+    old = {id(message) for message in wire.received}
 
     def is_piece(message: Message) -> bool:
+        if id(message) in old:
+            return False
         params = _object(message.get("params"))
         kind = _object(params.get("update")).get("sessionUpdate")
         return params.get("sessionId") == session_id and kind == "agent_message_chunk"
@@ -179,6 +184,20 @@ def offers(wire: Wire, what: str) -> bool:
     if what in ("http", "sse"):
         return _object(capabilities.get("mcpCapabilities")).get(what) is True
     return isinstance(_object(capabilities.get("sessionCapabilities")).get(name), dict)
+
+
+async def needs_entry(trial: Trial, wire: Wire) -> None:
+    """Go on unless the agent opens sessions behind a login only, which nobody gave us.
+
+    Cancellation: safe. Concurrency: any number of tasks.
+
+    Raises:
+        NotBroughtAbout: It wants a login.
+        WireError: No response.
+    """
+    new = {"cwd": str(trial.folder), "mcpServers": []}
+    is_shut = error_code(await ask(trial, wire, "session/new", new)) == AUTH_REQUIRED
+    trial.brought_about(not is_shut, LOGIN_WANTED)
 
 
 def needs_pipe(trial: Trial) -> None:

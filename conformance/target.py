@@ -133,8 +133,8 @@ class Target(Struct, kw_only=True):
     words: Words | None = None
     """What to say; the rehearsal's words for agents known to act on them, else nothing."""
     scripts_model: bool = False
-    """Whether the agent is pointed at a model of ours, which does what a scenario needs. In `env`,
-    ``{model_url}`` and ``{model_key}`` are then filled in."""
+    """Whether the agent is pointed at a model of ours, which does what a scenario needs. In `env`
+    and `command`, ``{model_url}`` and ``{model_key}`` are then filled in."""
     auth_method: str = ""
     """The method to authenticate with before a session is made."""
     may_log_out: bool = False

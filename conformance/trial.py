@@ -10,7 +10,7 @@ from typing import Final
 
 import anyio
 
-from conformance.agents import AUTH_REQUIRED, Agents, Shared, initialize
+from conformance.agents import AUTH_REQUIRED, LOGIN_WANTED, Agents, Shared
 from conformance.client import Client, PermissionPolicy
 from conformance.scenarios import Scenario
 from conformance.scripted_model import ScriptedModel
@@ -21,6 +21,8 @@ from conformance.wire import Wire
 
 __all__ = ["Check", "NotBroughtAbout", "Skipped", "Trial"]
 
+FIRST_RULE: Final = "INI-01"
+"""The one that tells of an agent that does not even answer initialize."""
 ACTS_ON_WORDS: Final = frozenset({"acp-agent", "acp-reference-agent"})
 
 
@@ -100,6 +102,8 @@ class Trial:
         Raises:
             WireError: It cannot be started or reached.
         """
+        if FIRST_RULE not in self.scenario.rules:
+            self._must_not_be_vain("initialize")
         wire = await self._agents.start(
             self.scenario.name, home=self.home, cwd=cwd, env=env, is_bare=is_bare
         )
@@ -120,7 +124,7 @@ class Trial:
             WireError: It does not start or does not answer.
         """
         client = Client(await self.wire(env=env), permission=permission)
-        await initialize(client, self.target, capabilities)
+        await self._agents.initialize(client, capabilities)
         return client
 
     async def session(
@@ -143,6 +147,7 @@ class Trial:
         Raises:
             WireError: It does not start or does not answer.
         """
+        self._must_not_be_vain("initialize")
         client = await self._shared.client(self.scenario.name, permission)
         self._wire = client.wire
         return client
@@ -164,12 +169,11 @@ class Trial:
             WireError: No answer, or an error.
             NotBroughtAbout: The agent wants a login that nobody gave us.
         """
-        params = {"cwd": str(cwd or self.folder), "mcpServers": []}
-        request = client.wire.request("session/new", params)
-        response = await client.wire.response(request, self.target.timeout_s)
+        self._must_not_be_vain("session/new")
+        response = await self._agents.new_session(client, cwd or self.folder)
         error, result = response.get("error"), response.get("result")
         if isinstance(error, dict) and error.get("code") == AUTH_REQUIRED:
-            raise NotBroughtAbout("the agent wants a login first; see --auth-method, --keep-home")
+            raise NotBroughtAbout(LOGIN_WANTED)
         session_id = result.get("sessionId") if isinstance(result, dict) else None
         if not isinstance(session_id, str):
             raise WireError(f"session/new was answered with {response}")
@@ -189,6 +193,7 @@ class Trial:
         Raises:
             NotBroughtAbout: Nobody told us how.
         """
+        self._must_not_be_vain("session/prompt")
         prompter = self._prompter
         if prompter is None and self._agents_name() in ACTS_ON_WORDS:
             prompter = Words(REHEARSAL)
@@ -288,6 +293,10 @@ class Trial:
         async with anyio.create_task_group() as tasks:
             for wire in self._wires:
                 tasks.start_soon(self._agents.end, wire)
+
+    def _must_not_be_vain(self, method: str) -> None:
+        if why := self._agents.in_vain(method):
+            raise NotBroughtAbout(why)
 
     def _agents_name(self) -> str:
         for message in self._wire.received if self._wire is not None else ():

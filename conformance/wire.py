@@ -9,9 +9,17 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeGuard, TypeVar
 
 import anyio
 import anyio.abc
@@ -27,8 +35,16 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Body", "Entry", "Message", "Wire", "WireError"]
 DEFAULT_TIMEOUT_S: Final = 10.0
 LEAVE_LIMIT_S: Final = 1.0
 DRAIN_LIMIT_S: Final = 1.0
+MOST_LOST: Final = 3.0
+LEAST_WAIT_S: Final = 0.02
 KILL_LIMIT_S: Final = 10.0
 STDERR_BYTES: Final = 256 * 1024
+MOST_BYTES: Final = 64 * 1024 * 1024
+MOST_LINES: Final = 200_000
+"""How much of an agent's output is read; one that writes more is not read any further."""
+KEPT_LINES: Final = 1000
+KEPT_LINE_BYTES: Final = 64 * 1024
+"""What is kept then, from the beginning."""
 METHOD_NOT_FOUND: Final = {"code": -32601, "message": "Method not found"}
 
 
@@ -56,6 +72,7 @@ class Wire:
             table get -32601.
         unanswered: The agent's requests that got no answer, by id; see `reply`.
         key: Tells it from others in a report.
+        left_behind: Ids of the agent's processes that could not be ended: another user's.
     """
 
     def __init__(
@@ -69,6 +86,7 @@ class Wire:
         self.answer: Final[dict[str, Answer]] = {}
         self.unanswered: Final[dict[int | str, Message]] = {}
         self.key = ""
+        self.left_behind: Final[set[int]] = set()
         self._link = link
         self._process_or_none = process
         self._marker = marker
@@ -80,6 +98,7 @@ class Wire:
         self._responses: dict[tuple[type, object], list[Message]] = {}
         self._changed = anyio.Event()
         self._is_over = False
+        self._flood = ""
         self._is_closed = False
         self._was_signalled = False
         self._sent_parts: list[bytes] = []
@@ -211,10 +230,8 @@ class Wire:
             WireError: The agent does not read what was queued.
         """
         self._close_outbox()
-        with anyio.move_on_after(timeout_s):
-            await self._input_closed.wait()
-            return
-        raise self._error(f"the agent did not read its input within {timeout_s} s")
+        if not await self._in_time(self._input_closed.wait, timeout_s):
+            raise self._error(f"the agent did not read its input within {timeout_s} s")
 
     @contextmanager
     def unread(self, stream: Literal["stdout", "stderr"]) -> Iterator[None]:
@@ -295,9 +312,10 @@ class Wire:
         Raises:
             WireError: It still runs.
         """
-        with anyio.move_on_after(timeout_s):
-            return await self._process.wait()
-        raise self._error(f"the agent still runs after {timeout_s} s")
+        process = self._process
+        if not await self._in_time(process.wait, timeout_s) or process.returncode is None:
+            raise self._error(f"the agent still runs after {timeout_s} s")
+        return process.returncode
 
     @property
     def received(self) -> list[Message]:
@@ -322,6 +340,18 @@ class Wire:
         """Return all responses so far that bear this id, by value and JSON type."""
         return list(self._responses.get((type(request_id), request_id), ()))
 
+    def has_open_requests(self, since: int = 0) -> bool:
+        """Say whether a request of either side waits for its answer.
+
+        Args:
+            since: The index in the trace from which on our requests count.
+        """
+        return bool(self.unanswered) or any(
+            "method" in entry.message and not self.responses(entry.message["id"])
+            for entry in self.trace[since:]
+            if entry.direction == "sent" and entry.message and _is_id(entry.message.get("id"))
+        )
+
     def updates(self, session_id: str) -> list[Message]:
         """Return the ``update`` of every ``session/update`` for the session so far."""
         return [
@@ -338,7 +368,8 @@ class Wire:
     @property
     def has_died(self) -> bool:
         """Whether the agent's output ended while nobody had ended the agent."""
-        return self._is_over and not self._is_closed and not self._was_signalled
+        is_ended = self._is_closed or self._was_signalled or self._flood
+        return self._is_over and not is_ended
 
     @property
     def exit_code(self) -> int | None:
@@ -393,9 +424,14 @@ class Wire:
 
     async def _read(self) -> None:
         rest: list[bytes] = []
+        n_bytes, n_lines = 0, 0
         async for chunk in self._link.chunks():
             await self._may_read["stdout"].wait()
             *lines, last = chunk.split(b"\n")
+            n_bytes, n_lines = n_bytes + len(chunk), n_lines + len(lines)
+            if n_bytes > MOST_BYTES or n_lines > MOST_LINES:
+                self._give_up(b"".join([*rest, chunk])[:KEPT_LINE_BYTES], n_bytes, n_lines)
+                return
             for line in lines:
                 self._take(b"".join([*rest, line]))
                 rest.clear()
@@ -403,6 +439,17 @@ class Wire:
         if last := b"".join(rest):
             self._take(last)
         self._output_closed.set()
+        self._finish()
+
+    def _give_up(self, last: bytes, n_bytes: int, n_lines: int) -> None:
+        """Stop reading an agent that writes without end, and keep little of what it wrote."""
+        mebibytes = n_bytes // (1024 * 1024)
+        self._flood = f"the agent has written {mebibytes} MiB in {n_lines} lines, and goes on"
+        received = [at for at, each in enumerate(self.trace) if each.direction == "received"]
+        dropped = set(received[KEPT_LINES:])
+        self.trace[:] = [each for at, each in enumerate(self.trace) if at not in dropped]
+        self.trace.append(Entry(self._now_s(), "received", last, None))
+        del self._received[KEPT_LINES:]
         self._finish()
 
     async def _read_stderr(self) -> None:
@@ -430,11 +477,13 @@ class Wire:
         self._close_outbox()
         with anyio.move_on_after(LEAVE_LIMIT_S):
             await self._process.wait()
-        with anyio.fail_after(KILL_LIMIT_S):
+        with anyio.move_on_after(KILL_LIMIT_S):
             while family := processes.living_family(family, self._marker):
                 processes.kill(family)
                 await anyio.sleep(0.01)  # the dead need a moment to go; what they forked is next
-        await self._process.aclose()
+        self.left_behind.update(family)
+        with anyio.move_on_after(KILL_LIMIT_S):  # it waits for the process
+            await self._process.aclose()
 
     @property
     def _process(self) -> anyio.abc.Process:
@@ -483,13 +532,41 @@ class Wire:
             self.unanswered[message_id] = message
 
     async def _wait_for(self, look: Callable[[], T | None], timeout_s: float, what: str) -> T:
-        with anyio.move_on_after(timeout_s):
+        found: T | None = None
+
+        async def wait() -> None:
+            nonlocal found
             while (found := look()) is None and not self._is_over:
                 await self._changed.wait()
-            if found is not None:
-                return found
-            raise self._error(f"{what} cannot come any more")
-        raise self._error(f"{what} did not come within {timeout_s} s")
+
+        if not await self._in_time(wait, timeout_s):
+            raise self._error(f"{what} did not come within {timeout_s} s")
+        if found is None:
+            raise self._error(self._flood or f"{what} cannot come any more")
+        return found
+
+    async def _in_time(self, wait: Callable[[], Awaitable[object]], timeout_s: float) -> bool:
+        """Wait, and say whether it came to its end in time.
+
+        Time in which a busy machine let us or the agent wait for a processor does not count, up to
+        a few times the limit: the agent is not to blame for it.
+        """
+        started_s, before = time.monotonic(), self._starved_s()
+        left_s = timeout_s
+        while True:
+            with anyio.move_on_after(left_s):
+                await wait()
+                return True
+            lost_s = max(now - then for now, then in zip(self._starved_s(), before, strict=True))
+            limit_s = timeout_s + min(lost_s, MOST_LOST * timeout_s)
+            left_s = limit_s - (time.monotonic() - started_s)
+            if left_s <= LEAST_WAIT_S:
+                return False
+
+    def _starved_s(self) -> tuple[float, float]:
+        """Return for how long we and the agent have had to wait for a processor so far."""
+        agents = 0.0 if self._process_or_none is None else processes.starved_s(self.pid)
+        return processes.starved_s(os.getpid()), agents
 
     def _finish(self) -> None:
         self._is_over = True
@@ -504,6 +581,10 @@ class Wire:
 
     def _error(self, text: str) -> WireError:
         return WireError(f"{text}\n{self.transcript()}")
+
+
+def _is_id(value: object) -> TypeGuard[int | str]:
+    return isinstance(value, int | str)
 
 
 def _opened() -> anyio.Event:

@@ -119,7 +119,7 @@ def terminals_are_released(conversation: Conversation) -> Iterator[Finding]:
         if not call.is_agents or not call.method.startswith("terminal/"):
             continue
         if call.method == "terminal/create":
-            if call.result is not None:
+            if call.result is not None and isinstance(call.result.get("terminalId"), str):
                 terminals[repr(call.result.get("terminalId"))] = _Terminal(call)
             continue
         terminal = terminals.get(repr(call.params.get("terminalId")))

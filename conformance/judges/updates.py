@@ -45,6 +45,19 @@ def updates_name_known_sessions(conversation: Conversation) -> Iterator[Finding]
         yield Finding("UPD-01", update.at, wrong)
 
 
+@judge("UPD-07")
+def sessions_are_named_before_they_are_told_of(conversation: Conversation) -> Iterator[Finding]:
+    """No update of a new session comes before the answer with its id."""
+    for call in conversation.asked("session/new"):
+        session_id = (call.result or {}).get("sessionId")
+        if call.end is None or not isinstance(session_id, str):
+            continue
+        told = (each for each in conversation.updates if each.session_id == session_id)
+        early = next((each for each in told if call.at < each.at < call.end), None)
+        wrong = "" if early is None else f"{early.kind} before the answer to session/new"
+        yield Finding("UPD-07", call.end, wrong)
+
+
 @judge("UPD-02", "UPD-03")
 def turns_are_told_before_their_answer(conversation: Conversation) -> Iterator[Finding]:
     """Behind the answer to a prompt nothing more is told of the turn."""

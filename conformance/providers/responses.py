@@ -255,7 +255,7 @@ def violations(request: Mapping[str, Any]) -> list[str]:
         found.append(f"max_output_tokens {limit!r}")
     if not set(request.get("include", ())) <= {"reasoning.encrypted_content"}:
         found.append(f"include {request['include']!r}")
-    found += _reasoning_violations(request.get("reasoning", {}))
+    found += _reasoning_violations(request.get("reasoning") or {})
     found += _tools_violations(request.get("tools", ()))
     items = request.get("input")
     if not isinstance(items, list) or not items:

@@ -6,7 +6,7 @@ from typing import Final
 
 from conformance.client import Client
 from conformance.commands import Sleeper
-from conformance.moments import answer_of, asleep, first_chunk, is_answered, question
+from conformance.moments import answer_of, asleep, first_chunk, is_answered, question, quiet
 from conformance.scenarios import scenario
 from conformance.stopping import AFTER_STOP, settle, stop
 from conformance.trial import Trial
@@ -66,7 +66,7 @@ async def cancel_before_the_first_word(trial: Trial) -> None:
     """Cancel a prompt as soon as the agent has read it."""
     client, session_id = await trial.shared_session()
     turn = client.prompt(session_id, trial.say("long"))
-    await client.wire.silence(timeout_s=trial.target.timeout_s)
+    await quiet(trial, client.wire)
     await stop(
         trial,
         client,
@@ -83,7 +83,7 @@ async def cancel_while_the_model_is_silent(trial: Trial) -> None:
     """Cancel a turn whose model says nothing at all."""
     client, session_id = await trial.shared_session()
     turn = client.prompt(session_id, trial.say("stall"))
-    await client.wire.silence(timeout_s=trial.target.timeout_s)
+    await quiet(trial, client.wire)
     await stop(trial, client, session_id, turn, rule="CAN-15", moment="while the model is silent")
 
 
@@ -161,7 +161,7 @@ async def cancel_and_answer_late(trial: Trial) -> None:
         )
         outcome = {"outcome": {"outcome": "selected", "optionId": allowed}}
         client.wire.reply(request_id, outcome)
-        await client.wire.silence(timeout_s=trial.target.timeout_s)
+        await quiet(trial, client.wire)
         after = client.prompt(session_id, trial.say("hello"))
         reason = await answer_of(trial, client, after)
         it.that(not reason.startswith("the error"), f"the next prompt was answered with {reason}")
@@ -197,7 +197,7 @@ async def cancel_with_a_prompt_behind(trial: Trial) -> None:
     turn = client.prompt(session_id, trial.say("long"))
     await first_chunk(trial, client.wire, session_id, turn)
     behind = client.prompt(session_id, trial.say("hello"))
-    await client.wire.silence(timeout_s=trial.target.timeout_s)
+    await quiet(trial, client.wire)
     trial.brought_about(
         not is_answered(client.wire, turn), "the second prompt ended the first one's turn"
     )
@@ -205,7 +205,7 @@ async def cancel_with_a_prompt_behind(trial: Trial) -> None:
     with trial.expect("CAN-18") as it:
         reason = await answer_of(trial, client, behind)
         trial.see("CAN-19", "recorded", f"it was answered with {reason}")
-        await client.wire.silence(timeout_s=trial.target.timeout_s)
+        await quiet(trial, client.wire)
         n_answers = len(client.wire.responses(behind))
         it.that(n_answers == 1, f"the prompt behind was answered {n_answers} times")
     with trial.expect("CAN-01") as it:

@@ -13,6 +13,7 @@ from conformance.moments import (
     first_chunk,
     is_answered,
     prompt_message,
+    quiet,
     said_in_turns,
     until,
     update_of,
@@ -77,7 +78,7 @@ async def cancel_at_swept_moments(trial: Trial) -> None:
             reason = await answer_of(trial, client, turn)
             client.cancel(session_id)
             it.that(reason != "cancelled", "a cancel behind an answer cancelled the next prompt")
-    await client.wire.silence(timeout_s=trial.target.timeout_s)
+    await quiet(trial, client.wire)
 
 
 @scenario("CAN-01", "CAN-03", "CAN-26", is_quick=True)
@@ -101,7 +102,7 @@ async def cancel_and_prompt_in_one_write(trial: Trial) -> None:
             reason = await answer_of(trial, client, new["id"])
             it.that(reason in NATURAL, f"the prompt behind the cancel was answered with {reason}")
         with trial.expect("CAN-03") as it:
-            await wire.silence(timeout_s=trial.target.timeout_s)
+            await quiet(trial, wire)
             for each in (old, new["id"]):
                 n_answers = len(wire.responses(each))
                 it.that(n_answers == 1, f"a prompt was answered {n_answers} times")
@@ -115,7 +116,7 @@ async def cancel_where_nothing_fits(trial: Trial) -> None:
     wire = client.wire
     with trial.expect("CAN-20") as it:
         client.cancel(idle)
-        said = await wire.silence(timeout_s=trial.target.timeout_s)
+        said = await quiet(trial, wire)
         strays = [
             message for message in said if "method" not in message and message is not said[-1]
         ]
@@ -125,7 +126,7 @@ async def cancel_where_nothing_fits(trial: Trial) -> None:
         client.cancel(idle)
         for params in WRONG_PARAMS:
             wire.notify("session/cancel", params)
-            await wire.silence(timeout_s=trial.target.timeout_s)
+            await quiet(trial, wire)
             reason = "" if not is_answered(wire, turn) else await answer_of(trial, client, turn)
             it.that(reason != "cancelled", f"a cancel with the params {params} stopped a turn")
         trial.brought_about(not is_answered(wire, turn), "the long answer was over")
@@ -158,7 +159,7 @@ async def withdraw_a_prompt(trial: Trial) -> None:
                 await _wait_for_an_effect(trial, client, session_id, turn)
             reason = await answer_of(trial, client, turn)
             it.that(reason in WITHDRAWN, f"a withdrawn prompt was answered with {reason}")
-            await wire.silence(timeout_s=trial.target.timeout_s)
+            await quiet(trial, wire)
             n_answers = len(wire.responses(turn))
             it.that(n_answers == 1, f"a withdrawn prompt was answered {n_answers} times")
 
@@ -178,7 +179,7 @@ async def withdraw_nothing(trial: Trial) -> None:
             {},
         ):
             wire.notify("$/cancel_request", params)
-            await wire.silence(timeout_s=trial.target.timeout_s)
+            await quiet(trial, wire)
             reason = "" if not is_answered(wire, turn) else await answer_of(trial, client, turn)
             it.that(
                 reason not in WITHDRAWN - NATURAL,
@@ -233,7 +234,7 @@ async def _settle_either_way(
     if not is_answered(wire, turn):
         return
     with trial.expect("CAN-02") as it:
-        said = said_in_turns(await wire.silence(timeout_s=trial.target.timeout_s), session_id)
+        said = said_in_turns(await quiet(trial, wire), session_id)
         it.that(
             not said or reason != "cancelled",
             f"cancelled {moment}: behind the answer came {', '.join(said[:3])}",
@@ -246,7 +247,7 @@ async def _settle_either_way(
 async def _wait_for_an_effect(trial: Trial, client: Client, session_id: str, turn: int) -> None:
     """See what a withdrawal does: it ends the turn, or the answer goes on; then end that."""
     wire = client.wire
-    await wire.silence(timeout_s=trial.target.timeout_s)
+    await quiet(trial, wire)
     with anyio.move_on_after(1):  # agents need not react, and then nothing tells that they do not
         reason = await answer_of(trial, client, turn)
         return trial.see("CAN-22", "recorded", f"the answer is {reason}")

@@ -10,7 +10,7 @@ import msgspec
 from conformance.client import Client
 from conformance.commands import Sleeper
 from conformance.editor import CAPABILITIES, Editor
-from conformance.moments import answer_of, asleep, tool_calls, updates
+from conformance.moments import answer_of, asleep, quiet, tool_calls, updates
 from conformance.scenarios import scenario
 from conformance.stopping import NATURAL
 from conformance.trace import Message
@@ -110,7 +110,7 @@ async def _cancel_a_terminal(trial: Trial, client: Client, session_id: str, edit
         with trial.expect("ACT-15") as it:
             reason = await answer_of(trial, client, turn)
             it.that(reason == "cancelled", f"the cancelled turn was answered with {reason}")
-            await client.wire.silence(timeout_s=trial.target.timeout_s)
+            await quiet(trial, client.wire)
             left = ", ".join(editor.terminals)
             it.that(not left, f"{left} was not released")
             it.that(await sleeper.is_gone(trial.target.timeout_s), "the command runs on")

@@ -15,6 +15,7 @@ MIB: Final = 2**20
 STALL_S: Final = 0.3
 """How long a pipe stays unread; long enough for an agent to fill it."""
 N_STALLED: Final = 3000
+STEP: Final = 250
 NESTING: Final = 20_000
 N_STRAY: Final = 500
 STRAY_CHARS: Final = 300
@@ -121,7 +122,7 @@ async def json_at_its_edges(trial: Trial) -> None:
             it.that(len(wire.noise) == n_noise, f"{what} came back as {_shown(wire.noise[-1:])}")
 
 
-@scenario("FRM-24", is_quick=True)
+@scenario("FRM-24")
 async def line_of_a_mebibyte(trial: Trial) -> None:
     """Send one request of a MiB."""
     wire = (await trial.shared_client()).wire
@@ -148,7 +149,7 @@ async def lines_beyond_measure(trial: Trial) -> None:
         await serves(trial, wire, f"lists nested {NESTING} deep")
 
 
-@scenario("FRM-32", "FRM-33", "FRM-26", is_quick=True)
+@scenario("FRM-32", "FRM-33", "FRM-26")
 async def pipes_that_are_full(trial: Trial) -> None:
     """Leave the answers to thousands of requests unread, then the log, and stop within a line."""
     needs_pipe(trial)
@@ -162,7 +163,8 @@ async def pipes_that_are_full(trial: Trial) -> None:
             for each in ids:
                 wire.send_bytes(_request(each, method, params))
             await anyio.sleep(STALL_S)
-        await wire.response(ids[-1], trial.target.timeout_s)
+        for each in ids[STEP - 1 :: STEP]:  # the limit is for a step: machines may be slow
+            await wire.response(each, trial.target.timeout_s)
         await serves(trial, wire, "a while without a reader")
         lost = sum(len(wire.responses(each)) != 1 for each in ids)
         it.that(not lost, f"{lost} of {N_STALLED} requests were not answered once")

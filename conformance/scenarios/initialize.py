@@ -219,7 +219,7 @@ async def logout_where_it_may_be_tried(trial: Trial) -> None:
         await serves(trial, wire, "the logout")
 
 
-@scenario("INI-20", is_quick=True)
+@scenario("INI-20")
 async def no_login_where_there_is_none(trial: Trial) -> None:
     """Open a session with an agent that offers no way to log in."""
     wire = (await trial.shared_client()).wire

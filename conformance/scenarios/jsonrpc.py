@@ -37,7 +37,7 @@ STRANGE: Final[dict[str, Message]] = {
 NOTIFICATIONS: Final = ("conformance/unknown", "_conformance/unknown", "$/conformance")
 
 
-@scenario("FRM-16", is_quick=True)
+@scenario("FRM-16")
 async def ids_come_back_unchanged(trial: Trial) -> None:
     """Ask with numbers and texts of many kinds as ids."""
     wire = (await trial.shared_client()).wire
@@ -71,7 +71,7 @@ async def ids_at_their_edges(trial: Trial) -> None:
         it.that(len(wire.noise) == n_noise, f"what came back is no JSON: {wire.noise[-1:]}")
 
 
-@scenario("FRM-11", "FRM-35", is_quick=True)
+@scenario("FRM-11", "FRM-35")
 async def values_that_are_no_message(trial: Trial) -> None:
     """Send JSON that is no object, and look who is still there."""
     needs_pipe(trial)
@@ -126,7 +126,7 @@ async def messages_that_are_not_allowed(trial: Trial) -> None:
     trial.see("FRM-15", "recorded", "; ".join(seen))
 
 
-@scenario("FRM-18", is_quick=True)
+@scenario("FRM-18")
 async def answers_that_nobody_waits_for(trial: Trial) -> None:
     """Answer requests that the agent never made."""
     wire = (await trial.shared_client()).wire

@@ -98,7 +98,7 @@ async def options_are_set(trial: Trial) -> None:
         it.that(after == before, "the options are not what they were")
 
 
-@scenario("CFG-08", "CFG-11", is_quick=True)
+@scenario("CFG-08", "CFG-11")
 async def mode_that_is_an_option_too(trial: Trial) -> None:
     """Change the mode as a mode and as an option, in one of two sessions."""
     wire = (await trial.shared_client()).wire

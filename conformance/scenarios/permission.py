@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conformance.client import CANCELLED, Client
-from conformance.moments import answer_of, is_answered, question, tool_calls
+from conformance.moments import answer_of, is_answered, question, quiet, tool_calls
 from conformance.scenarios import scenario
 from conformance.stopping import NATURAL
 from conformance.trace import Message, WireError
@@ -160,7 +160,7 @@ async def permission_is_answered_twice(trial: Trial) -> None:
         reason = await answer_of(trial, client, turn)
         it.that(reason in NATURAL, f"the turn was answered with {reason}")
         it.that(deed.n_times <= 1, f"it was run {deed.n_times} times")
-        await client.wire.silence(timeout_s=trial.target.timeout_s)
+        await quiet(trial, client.wire)
         it.that(len(client.wire.responses(turn)) == 1, "the prompt was answered twice")
 
 

@@ -33,7 +33,7 @@ NO_WAY_OUT: Final = {
 """A proxy where nobody listens: whatever goes through it fails at once."""
 
 
-@scenario("PRC-01", is_quick=True)
+@scenario("PRC-01")
 async def input_ends(trial: Trial) -> None:
     """Close the agent's input while a session is open that does nothing."""
     needs_pipe(trial)
@@ -58,7 +58,7 @@ async def input_ends_in_a_turn(trial: Trial) -> None:
         await gone(trial, client.wire, it)
 
 
-@scenario("PRC-04", is_quick=True)
+@scenario("PRC-04")
 async def terminated_in_a_turn(trial: Trial) -> None:
     """Send SIGTERM while a command runs."""
     needs_pipe(trial)

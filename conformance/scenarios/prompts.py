@@ -21,6 +21,7 @@ from conformance.steps import (
 from conformance.trace import Message
 from conformance.trial import Trial
 
+INTERNAL_ERROR: Final = -32603
 STOP_REASONS: Final = ("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled")
 PNG: Final = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAA"
@@ -99,7 +100,7 @@ async def content_that_every_agent_takes(trial: Trial) -> None:
         await results(trial, client.wire, "session/prompt", params)
 
 
-@scenario("PRM-03", "PRM-04", "PRM-05", "PRM-06", is_quick=True)
+@scenario("PRM-03", "PRM-04", "PRM-05", "PRM-06")
 async def content_that_some_agents_take(trial: Trial) -> None:
     """Prompt with images, sound and embedded resources: advertised or not."""
     client, session_id = await trial.shared_session()
@@ -123,7 +124,7 @@ async def content_that_some_agents_take(trial: Trial) -> None:
             it.that(is_error(response), f"{kind} was answered with {response.get('result')}")
 
 
-@scenario("PRM-07", "PRM-08", "PRM-09", is_quick=True)
+@scenario("PRM-07", "PRM-08", "PRM-09", "PRM-18", is_quick=True)
 async def prompts_that_are_none(trial: Trial) -> None:
     """Prompt with malformed content, with none, and in a session that does not exist."""
     client, session_id = await trial.shared_session()
@@ -138,13 +139,15 @@ async def prompts_that_are_none(trial: Trial) -> None:
         params = {"sessionId": "never-was", "prompt": [{"type": "text", "text": "hello"}]}
         response = await ask(trial, wire, "session/prompt", params)
         it.that(is_error(response), f"it was answered with {response.get('result')}")
+        with trial.expect("PRM-18") as its_code:
+            its_code.that(error_code(response) != INTERNAL_ERROR, f"it was {response['error']}")
     response = await ask(trial, wire, "session/prompt", {"sessionId": session_id, "prompt": []})
     code = error_code(response)
     told = (response.get("result") or {}).get("stopReason") if code is None else code
     trial.see("PRM-07", "recorded", f"with {told}")
 
 
-@scenario("PRM-11", "PRM-13", is_quick=True)
+@scenario("PRM-11", "PRM-13")
 async def prompt_while_another_runs(trial: Trial) -> None:
     """Prompt again in the middle of a long answer, cancel, and prompt once more."""
     client, session_id = await trial.shared_session()
@@ -169,7 +172,7 @@ async def prompt_while_another_runs(trial: Trial) -> None:
         it.that(answers == [1, 1], f"they were answered {answers[0]} and {answers[1]} times")
 
 
-@scenario("PRM-15", is_quick=True)
+@scenario("PRM-15")
 async def letters_reach_the_file(trial: Trial) -> None:
     """Have letters of many scripts written to a file."""
     client, session_id = await trial.shared_session()

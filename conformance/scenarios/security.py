@@ -26,7 +26,7 @@ SHORT_ID_CHARS: Final = 8
 PATIENCE: Final = 3.0
 
 
-@scenario("SEC-01", is_quick=True)
+@scenario("SEC-01")
 async def files_outside_are_not_written(trial: Trial) -> None:
     """Have files outside the session's directory written, and refuse when asked."""
     client, session_id, outside = await _outside(trial)
@@ -56,7 +56,7 @@ async def files_outside_are_not_read(trial: Trial) -> None:
         trial.brought_about(tried, "it did not try")
 
 
-@scenario("SEC-03", is_quick=True)
+@scenario("SEC-03")
 async def links_lead_nowhere(trial: Trial) -> None:
     """Put links out of the session's directory into it, and have files read and written there."""
     client, session_id, outside = await _outside(trial)
@@ -74,30 +74,37 @@ async def links_lead_nowhere(trial: Trial) -> None:
         trial.brought_about(tried, "it did not try")
 
 
-@scenario("SEC-04", is_quick=True)
+@scenario("SEC-04")
 async def commands_wait_for_the_permission(trial: Trial) -> None:
     """Leave the question about a command open, look whether it ran, and refuse."""
     client, session_id = await trial.shared_session(permission="hold")
     mark = trial.folder / "ran"
     turn = client.prompt(session_id, trial.say("permission", command=f"touch {mark}"))
-    request = await client.wire.receive(
+    seen = await client.wire.receive(
         lambda message: (
-            message.get("method") == "session/request_permission"
-            and session_id in str(message.get("params"))
+            message.get("id") == turn
+            or (
+                message.get("method") == "session/request_permission"
+                and session_id in str(message.get("params"))
+            )
         ),
         trial.target.timeout_s,
     )
     with trial.expect("SEC-04") as it:
         await serves(trial, client.wire, "a question")
-        it.that(not mark.exists(), "the command ran while the question was open")
-        client.wire.reply(request["id"], {"outcome": {"outcome": "cancelled"}})
+        is_asked = "method" in seen
+        it.that(
+            not mark.exists(), f"the command ran {'before the answer' if is_asked else 'unasked'}"
+        )
+        trial.brought_about(is_asked, "it neither asked nor ran the command")
+        client.wire.reply(seen["id"], {"outcome": {"outcome": "cancelled"}})
         await client.wire.response(turn, trial.target.timeout_s)
         it.that(not mark.exists(), "the command ran though nobody allowed it")
 
 
 @scenario("SEC-05", "SEC-07", "SEC-09", limit_s=60.0)
 async def secrets_are_kept(trial: Trial) -> None:
-    """Put secrets into the environment and MCP servers, and make the agent fail; then load by a path."""
+    """Put secrets into the environment and MCP servers, and make the agent fail."""
     needs_pipe(trial)
     canary, token = (f"canary-{secrets.token_hex(12)}" for _ in range(2))
     client = await trial.client(env={"CONFORMANCE_API_KEY": canary})
@@ -126,8 +133,8 @@ async def secrets_are_kept(trial: Trial) -> None:
     path_id = _copy_of_session(trial, session_id)
     trial.needs(path_id, "sessions that are files of their own, named by their ids")
     with trial.expect("SEC-09") as it:
-        params = {"sessionId": path_id, "cwd": str(trial.folder), "mcpServers": []}
-        response = await ask(trial, wire, "session/load", params)
+        loaded: Message = {"sessionId": path_id, "cwd": str(trial.folder), "mcpServers": []}
+        response = await ask(trial, wire, "session/load", loaded)
         it.that(is_error(response), "a file outside the store was loaded as a session")
 
 
@@ -146,7 +153,7 @@ async def errors_show_no_insides(trial: Trial) -> None:
             it.that(not strange, f"an error shows the path {strange[:1]}")
 
 
-@scenario("SEC-08", is_quick=True)
+@scenario("SEC-08")
 async def ids_of_sessions(trial: Trial) -> None:
     """Open three sessions and compare their ids."""
     client = await trial.shared_client()

@@ -7,7 +7,7 @@ from typing import Final
 
 from conformance.client import Client
 from conformance.scenarios import scenario
-from conformance.steps import ask, is_error, offers, prompted, results, serves, speaks
+from conformance.steps import ask, is_error, needs_entry, offers, prompted, results, serves, speaks
 from conformance.trace import Message, WireError
 from conformance.trial import Trial
 
@@ -50,7 +50,7 @@ async def sessions_are_listed(trial: Trial) -> None:
         it.that(not told, f"it was followed by {len(told)} updates")
 
 
-@scenario("SES-27", is_quick=True)
+@scenario("SES-27")
 async def cursor_that_is_none(trial: Trial) -> None:
     """Ask for a page of the list that there is not."""
     wire = (await trial.shared_client()).wire
@@ -64,13 +64,13 @@ async def cursor_that_is_none(trial: Trial) -> None:
 async def many_sessions_at_once(trial: Trial) -> None:
     """Open two dozen sessions, prompt in all of them at once, and follow the list to its end."""
     client = await trial.shared_client()
+    await needs_entry(trial, client.wire)
     wire, hello = client.wire, trial.say("hello")
     new = {"cwd": str(trial.folder), "mcpServers": []}
-    ids: list[object] = []
     with trial.expect("SES-38") as it:
         asked = [wire.request("session/new", new) for _ in range(N_AT_ONCE)]
-        for request in asked:
-            ids.append((await client.result(request, trial.target.timeout_s)).get("sessionId"))
+        opened = [await client.result(each, trial.target.timeout_s) for each in asked]
+        ids = [each.get("sessionId") for each in opened]
         it.that(len(set(ids)) == N_AT_ONCE, "two sessions have one id")
         turns = [client.prompt(str(each), hello) for each in ids]
         for turn in turns:
@@ -104,7 +104,7 @@ async def session_is_closed(trial: Trial) -> None:
         await serves(trial, wire, "closing what is closed")
 
 
-@scenario("SES-30", is_quick=True)
+@scenario("SES-30")
 async def session_is_closed_in_a_turn(trial: Trial) -> None:
     """Close a session in the middle of a long answer."""
     client, session_id = await trial.shared_session()
@@ -122,7 +122,7 @@ async def session_is_closed_in_a_turn(trial: Trial) -> None:
         it.that(not is_error(response), f"close was answered with {response.get('error')}")
 
 
-@scenario("SES-33", "SES-34", is_quick=True)
+@scenario("SES-33", "SES-34")
 async def session_is_deleted(trial: Trial) -> None:
     """Delete a session twice, and one that never was, and look at the list."""
     client, session_id = await trial.shared_session()

@@ -16,6 +16,7 @@ from conformance.steps import (
     error_code,
     gone,
     is_error,
+    needs_entry,
     needs_pipe,
     offers,
     prompted,
@@ -43,6 +44,7 @@ STUB: Final = Path(conformance.__file__).with_name("stub_mcp.py")
 async def sessions_have_ids(trial: Trial) -> None:
     """Open ten sessions in one directory."""
     wire = (await trial.shared_client()).wire
+    await needs_entry(trial, wire)
     ids = []
     with trial.expect("SES-01") as it:
         for _ in range(N_SESSIONS):
@@ -58,6 +60,7 @@ async def sessions_have_ids(trial: Trial) -> None:
 async def directories_of_all_kinds(trial: Trial) -> None:
     """Open sessions in directories that are not absolute, not there, or named in another script."""
     wire = (await trial.shared_client()).wire
+    await needs_entry(trial, wire)
     with trial.expect("SES-06") as it:
         folder = trial.folder / "mein Projekt 日本 & Söhne"
         folder.mkdir()
@@ -137,6 +140,7 @@ async def mcp_server_of_the_client(trial: Trial) -> None:
 async def mcp_servers_that_are_not_there(trial: Trial) -> None:
     """Open sessions with MCP servers that cannot be started, reached or understood."""
     wire = (await trial.shared_client()).wire
+    await needs_entry(trial, wire)
     missing = {"name": "gone", "command": str(trial.folder / "gone"), "args": [], "env": []}
     with trial.expect("SES-09"):
         params = _with(trial, missing)
@@ -163,6 +167,7 @@ async def additional_directories(trial: Trial) -> None:
     """Open sessions with more than one directory."""
     wire = (await trial.shared_client()).wire
     trial.needs(offers(wire, "additionalDirectories"), "additional directories")
+    await needs_entry(trial, wire)
     other = trial.folder / "other"
     other.mkdir()
     with trial.expect("SES-12") as it:
@@ -197,7 +202,7 @@ async def two_sessions_at_once(trial: Trial) -> None:
         trial.brought_about(shown[0][0] and shown[1][1], "it did not show what it read")
 
 
-@scenario("SES-20", is_quick=True)
+@scenario("SES-20")
 async def methods_that_are_not_offered(trial: Trial) -> None:
     """Call each optional method for sessions that the agent does not advertise."""
     client, session_id = await trial.shared_session()

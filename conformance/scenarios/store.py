@@ -131,7 +131,7 @@ async def sessions_of_the_last_process(trial: Trial) -> None:
                 it.that(is_error(response), f"{method} brought it back")
 
 
-@scenario("STO-09", is_quick=True)
+@scenario("STO-09")
 async def session_that_never_was(trial: Trial) -> None:
     """Load and resume sessions that do not exist."""
     wire = (await trial.shared_client()).wire

@@ -701,3 +701,30 @@ async def test_the_wire_of_these_tests_would_see_an_answer_that_never_comes(tmp_
             await client.stop_reason(prompt, timeout_s=0.1)
         client.cancel(session)
         assert await client.stop_reason(prompt) == "cancelled"
+
+
+# --- garbage ----------------------------------------------------------------------------------
+
+COLLECTING = """
+import gc
+
+
+def load(runtime):
+    async def say(*args):
+        print(f"collecting={gc.isenabled()} kept={gc.get_freeze_count() > 0}", flush=True)  # stderr
+        return await args[-1]()
+
+    runtime.hooks.on("agent/prompt-submit", say)
+"""
+
+
+async def test_garbage_is_looked_for_again_once_all_is_loaded_and_not_in_what_is_loaded(tmp_path):
+    (tmp_path / "collecting.py").write_text(COLLECTING)
+
+    async with serving("--plugin", "collecting:load", env=environment(PYTHONPATH=tmp_path)) as at:
+        session = await at.new_session(tmp_path)
+        assert await at.stop_reason(at.prompt(session, "say hello")) == "end_turn"
+        await until(lambda: "collecting=" in at.wire.stderr)
+        told = at.wire.stderr
+
+    assert "collecting=True kept=True" in told

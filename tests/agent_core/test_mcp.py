@@ -19,6 +19,7 @@ from agent_core.agent import Agent
 from agent_core.cancellation import USER, AbortController, AbortSignal, TurnAborted
 from agent_core.content import Image, Link, Resource, Text
 from agent_core.errors import ToolError
+from agent_core.events import Completed
 from agent_core.mcp.agent_servers import AgentServers, McpServers, ServerNotice
 from agent_core.mcp.servers import HttpServer, Progress, Server, SseServer, StdioServer
 from agent_core.mcp.tools import HEAD_CHARS, MAX_SHOWN_CHARS, TAIL_CHARS, make_tools, output_from

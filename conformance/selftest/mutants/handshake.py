@@ -133,4 +133,39 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ("methods", '"authMethods": [AUTH_METHOD]', '"authMethods": []'),
         flags="--auth",
     ),
+    mutant(
+        "refuses-the-next-version",
+        "It answers a client of version 2 with an error.",
+        "INI-03 initialize version",
+        (
+            "methods",
+            '        capabilities = params.get("clientCapabilities")\n',
+            '        if version == 2:\n            raise checks.invalid("protocolVersion", "is too new")\n'
+            '        capabilities = params.get("clientCapabilities")\n',
+        ),
+    ),
+    mutant(
+        "refuses-later-capabilities",
+        "It fails if the client can do what it does not know.",
+        "INI-07 initialize capabilities",
+        (
+            "methods",
+            "        self._is_initialized = True\n",
+            '        known = {"fs", "terminal", "elicitation", "session", "auth", "_meta"}\n'
+            "        if set(self._capabilities) - known:\n"
+            '            raise checks.invalid("clientCapabilities", "are unknown")\n'
+            "        self._is_initialized = True\n",
+        ),
+    ),
+    mutant(
+        "logout-fails",
+        "It offers a logout and answers it with an error.",
+        "INI-18 auth logout",
+        (
+            "methods",
+            "        self._is_authenticated = not self._has_auth\n        return {}\n",
+            '        raise RpcError(INTERNAL_ERROR, "nobody can leave")\n',
+        ),
+        flags="--auth",
+    ),
 )

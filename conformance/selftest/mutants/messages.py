@@ -335,4 +335,41 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "        self._connection._loop.soon(self._connection.end)\n",
         ),
     ),
+    mutant(
+        "numbers-for-digits",
+        "An id that is a string of digits comes back as a number.",
+        "FRM-16 jsonrpc ids",
+        (
+            "rpc",
+            '"id": self.key[1], **body',
+            '"id": int(str(self.key[1])) if str(self.key[1]).isdigit() else self.key[1], **body',
+        ),
+    ),
+    mutant(
+        "silent-on-custom-methods",
+        "It does not answer a method that begins with an underscore.",
+        "FRM-20 errors unknown-method extensions",
+        (
+            "methods",
+            "            if method is None:\n",
+            '            if request.method.startswith("_"):\n                return None\n'
+            "            if method is None:\n",
+        ),
+    ),
+    mutant(
+        "few-at-a-time",
+        "It drops requests while eight others are not answered.",
+        "FRM-23 jsonrpc answered-once",
+        (
+            "rpc",
+            "        self.inflight[request.key] = request\n",
+            "        if len(self.inflight) >= 8:\n            return None\n"
+            "        self.inflight[request.key] = request\n",
+        ),
+        (
+            "rpc",
+            "        self._on_request(request)\n",
+            "        self._loop.soon(lambda: self._on_request(request))\n",
+        ),
+    ),
 )

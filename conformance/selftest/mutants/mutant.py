@@ -13,7 +13,8 @@ class Mutant(NamedTuple):
     Attributes:
         name: What it goes by.
         bug: What is wrong with it, in one sentence.
-        expects: The areas of the rules that must notice it; one of them is enough.
+        expects: The areas of the rules that must notice it, of which one is enough; a rule by its id
+            is the one that it was made for.
         changes: Module of the agent, text that stands in it exactly once, and what to put there.
         flags: Flags of the agent without which the bug does not show.
     """

@@ -16,16 +16,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ("checks", 'if not path.startswith("/") or', "if"),
     ),
     mutant(
-        "needs-no-mcp-servers",
-        "It opens a session without mcpServers.",
-        "session-new errors",
-        (
-            "methods",
-            "checks.mcp_servers(params, is_required=True)\n        session_id",
-            "checks.mcp_servers(params, is_required=False)\n        session_id",
-        ),
-    ),
-    mutant(
         "takes-broken-mcp-servers",
         "It takes an MCP server without a command.",
         "session-new mcp errors",
@@ -337,5 +327,69 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "The value of one of its options is none of the choices.",
         "config",
         ("options", '{"model": "selftest-small", "aloud"', '{"model": "selftest-tiny", "aloud"'),
+    ),
+    mutant(
+        "plain-folders-only",
+        "It opens no session in a folder with a space or a letter beyond ASCII in its name.",
+        "SES-06 session-new cwd",
+        (
+            "checks",
+            '    if not path.startswith("/") or "\\0" in path:\n',
+            '    if not path.startswith("/") or not path.isascii() or " " in path:\n',
+        ),
+    ),
+    mutant(
+        "offers-folders-in-vain",
+        "It offers to take more folders and refuses them.",
+        "SES-12 session-new capabilities",
+        (
+            "checks",
+            "    return [absolute({key: path}, key) for path in _items(value, key)]\n",
+            '    if _items(value, key):\n        raise invalid(key, "one is enough")\n    return []\n',
+        ),
+    ),
+    mutant(
+        "meta-is-wrong",
+        "It refuses params with _meta.",
+        "SES-14 session-new extensions",
+        (
+            "methods",
+            "            answer = method(checks.fields(params))\n",
+            '            if "_meta" in checks.fields(params) and request.method != "initialize":\n'
+            '                raise checks.invalid("_meta", "is unknown")\n'
+            "            answer = method(checks.fields(params))\n",
+        ),
+    ),
+    mutant(
+        "mcp-servers-without-environment",
+        "It starts MCP servers without the environment that the client gave for them.",
+        "SES-37 mcp",
+        (
+            "mcp",
+            'env = {each["name"]: each["value"] for each in server.get("env") or []}',
+            "env: dict[str, str] = {}",
+        ),
+    ),
+    mutant(
+        "closes-busy-sessions-only",
+        "It answers the close of a session that does nothing with an error.",
+        "SES-29 close",
+        (
+            "methods",
+            "        return self._close(self._session(params))\n",
+            "        if not self._session(params)._turns:\n"
+            '            raise RpcError(INVALID_REQUEST, "it does nothing")\n'
+            "        return self._close(self._session(params))\n",
+        ),
+    ),
+    mutant(
+        "one-mode-in-vain",
+        "One of the modes that it offers cannot be set.",
+        "CFG-02 modes",
+        (
+            "methods",
+            "        if mode not in MODES:\n",
+            '        if mode not in MODES or mode == "read":\n',
+        ),
     ),
 )

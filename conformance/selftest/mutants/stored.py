@@ -186,4 +186,28 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "",
         ),
     ),
+    mutant(
+        "loaded-sessions-take-nothing",
+        "A session that was loaded takes no prompts.",
+        "STO-12 load next-turn",
+        (
+            "methods",
+            "        return _without_id(await self._activate(session, servers))\n\n    async def resume_session",
+            "        result = _without_id(await self._activate(session, servers))\n"
+            "        del self._sessions[session.id]\n"
+            "        return result\n\n    async def resume_session",
+        ),
+    ),
+    mutant(
+        "resumed-sessions-take-nothing",
+        "A session that was resumed takes no prompts.",
+        "STO-15 resume next-turn",
+        (
+            "methods",
+            "        return _without_id(await self._activate(session, servers))\n\n    async def fork_session",
+            "        result = _without_id(await self._activate(session, servers))\n"
+            "        del self._sessions[session.id]\n"
+            "        return result\n\n    async def fork_session",
+        ),
+    ),
 )

@@ -274,4 +274,37 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "        if self._model is not None:\n",
         ),
     ),
+    mutant(
+        "offers-sound-in-vain",
+        "It offers to take sound and refuses it.",
+        "PRM-04 content capabilities",
+        ("checks", '"image": True, "audio": False,', '"image": True, "audio": True,'),
+        ("checks", '"audio": "audio", "resource"', '"audio": "no", "resource"'),
+        (
+            "checks",
+            "not PROMPT_CAPABILITIES[_NEEDS[kind]]",
+            "not PROMPT_CAPABILITIES.get(_NEEDS[kind])",
+        ),
+    ),
+    mutant(
+        "plain-letters-only",
+        "A prompt with characters beyond 16 bits makes it fail.",
+        "PRM-14 content utf-8",
+        (
+            "checks",
+            "        string(block, key, path)\n",
+            '        if max(string(block, key, path), default="") > "\\uffff":\n'
+            '            raise invalid(path + key, "has letters that nobody knows")\n',
+        ),
+    ),
+    mutant(
+        "meta-in-prompts-is-wrong",
+        "It refuses content with _meta.",
+        "PRM-17 content extensions",
+        (
+            "checks",
+            "    if kind not in _BLOCKS:\n        raise",
+            '    if kind not in _BLOCKS or "_meta" in block:\n        raise',
+        ),
+    ),
 )
