@@ -55,8 +55,12 @@ class SqliteStore:
         await self._ask(partial(self._writer.check, session_id), is_flush=True)
 
     async def check(self, session_id: str) -> None:
-        """Write what was appended, without a sync, and look whether that was still possible."""
-        await self._ask(partial(self._writer.check, session_id))
+        """Write what was appended, without a sync, and look whether that was still possible.
+
+        Where nobody else has the file there is nothing to look for.
+        """
+        if self._is_closed or not self._writer.is_ours_alone(session_id):
+            await self._ask(partial(self._writer.check, session_id))
 
     async def load(self, session_id: str) -> tuple[SessionHeader, list[Event]]:
         """Read a session with its events in order."""

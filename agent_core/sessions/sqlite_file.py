@@ -13,7 +13,10 @@ from agent_core.errors import StoreError
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["SCHEMA_VERSION", "connect", "explained"]
+__all__ = ["SCHEMA_VERSION", "Stamp", "connect", "explained", "stamp_of"]
+
+Stamp = tuple[int, int]
+"""When the write-ahead log was last written, in nanoseconds, and its size in bytes."""
 
 _MAX_LOG_PAGES: Final = 8000  # 32 MiB; then SQLite folds the write-ahead log, whoever waits
 _PAUSE_S: Final = 0.02  # between two tries
@@ -44,6 +47,18 @@ _EXPLAINED: Final = {
     "SQLITE_PERM": "the session database cannot be opened: permission denied",
     "SQLITE_READONLY": "the session database cannot be written: it is read only",
 }
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Return the stamp of the file's write-ahead log: whoever commits changes it.
+
+    Not quite: clocks may be too coarse for two commits, one in the place of the other.
+    """
+    try:
+        found = os.stat(f"{path}-wal")
+    except OSError:
+        return 0, 0
+    return (found.st_mtime_ns, found.st_size) if found.st_size else (0, 0)
 
 
 def connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:

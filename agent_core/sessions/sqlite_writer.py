@@ -31,7 +31,7 @@ from agent_core.errors import SessionNotFound, StoreError
 from agent_core.events import Event
 from agent_core.logs import get_logger
 from agent_core.sessions.memory import decode_events, page_of
-from agent_core.sessions.sqlite_file import SCHEMA_VERSION, connect, explained
+from agent_core.sessions.sqlite_file import SCHEMA_VERSION, Stamp, connect, explained, stamp_of
 from agent_core.sessions.store import SessionHeader, SessionPage
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ class Writer:
         self._is_synced = True
         self._is_full = False  # each commit is synced to the disk
         self._n_unfolded = 0  # commits
+        self._stamp: Stamp | None = None  # of the write-ahead log behind our last commit
+        self._has_company = False  # others have written to the file since it was opened
         self._ours: set[str] = set()  # created or loaded here, and not deleted here
         self._refused: dict[str, str] = {}  # why a session's events are not written any more
 
@@ -156,6 +158,15 @@ class Writer:
             thread = threading.Thread(target=self._run, name="session-store", daemon=True)
             thread.start()  # may fail; the next item tries again
             self._thread = thread
+
+    def is_ours_alone(self, session_id: str) -> bool:
+        """Say whether nobody but us can have written to the file, without asking the thread.
+
+        `False` where it is not known; then the thread does.
+        """
+        if self._has_company or self._stamp is None or session_id in self._refused:
+            return False
+        return self._stamp == stamp_of(self._path)
 
     def join(self) -> None:
         """Wait for the thread, which is done with everything but its return."""
@@ -266,11 +277,13 @@ class Writer:
             self._is_full = is_durable
         try:
             db.execute("begin immediate")
+            self._has_company |= self._stamp != stamp_of(self._path)
             n_before = db.total_changes
             yield db
             if is_durable and db.total_changes == n_before:
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")  # or there is no commit
             db.execute("commit")
+            self._stamp = stamp_of(self._path)
             self._is_synced = is_durable
             self._n_unfolded += 1
         finally:
@@ -290,6 +303,7 @@ class Writer:
     def _db(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = connect(self._path, self._busy_timeout_s)
+            self._stamp = stamp_of(self._path)
         return self._connection
 
     # --- the work of requests ----------------------------------------------------------------

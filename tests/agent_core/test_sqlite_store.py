@@ -428,6 +428,35 @@ def test_a_loop_that_has_gone_does_not_hurt_the_writer(path: Path) -> None:
 # --- other processes -------------------------------------------------------------------------
 
 
+async def test_who_has_the_file_alone_asks_nobody_whether_a_session_is_still_its_own(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    ask = SqliteStore._ask
+
+    async def noted(store: SqliteStore, *args: Any, **how: Any) -> Any:
+        asked.append(args)
+        return await ask(store, *args, **how)
+
+    async with opened(path) as ours:
+        await ours.create(header())
+        ours.append("s", 0, 1, chunk("ours"))
+        await ours.flush("s")
+        monkeypatch.setattr(SqliteStore, "_ask", noted)
+        await ours.check("s")
+        assert asked == []
+
+        async with opened(path) as theirs:
+            await theirs.load("s")
+            theirs.append("s", 1, 1, chunk("theirs"))
+            await theirs.flush("s")
+        asked.clear()
+        ours.append("s", 1, 1, chunk("ours"))
+        with pytest.raises(StoreError, match="written by another process"):
+            await ours.check("s")
+        assert len(asked) == 1
+
+
 async def test_two_writers_of_one_session_are_told_and_nothing_is_overwritten(path: Path) -> None:
     async with opened(path) as ours, opened(path) as theirs:
         await ours.create(header())
