@@ -39,6 +39,7 @@ class Agents:
     Attributes:
         target: Who is judged.
         transcripts: What was said, by a key for each agent; complete once the agent has ended.
+        first_failure: Why the first agent that did not start, or served nobody, did not.
         left_behind: Ids of processes of agents that could not be ended.
     """
 
@@ -50,6 +51,7 @@ class Agents:
         self._n_bytes = 0
         self._ended: list[str] = []
         self._has_answered = False
+        self.first_failure = ""
         self.left_behind: Final[set[int]] = set()
         self._hosted: dict[str, tuple[anyio.Event, anyio.Event]] = {}
 
@@ -141,8 +143,9 @@ class Agents:
         """Count the failures of what never worked."""
         try:
             yield
-        except WireError:
+        except WireError as exc:
             self._n_in_vain[method] += 1
+            self.first_failure = self.first_failure or str(exc).partition("\n")[0]
             raise
         if counts_success:
             self._n_in_vain[method] = -sys.maxsize
@@ -248,7 +251,6 @@ class Shared:
         client, self._client, self.is_spoilt = self._client, None, False
         if client is not None:
             await self._agents.end(client.wire)
-
 
 
 def _answers_prompts(transcript: Transcript) -> bool | None:

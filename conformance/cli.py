@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -156,6 +157,9 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         help="point the agent at a model of ours by the variables of the usual SDKs; "
         "{model_url} and {model_key} are filled in in --env and COMMAND",
     )
+    target.add_argument(
+        "--allow-logout", action="store_true", help="log out too, where the agent offers it"
+    )
     target.add_argument("--prompts", type=Path, metavar="FILE", help="what to say, as JSON")
     target.add_argument(
         "--timeout", type=_seconds, default=10.0, metavar="S", help="for one answer; default 10"
@@ -166,6 +170,14 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     choice = parser.add_argument_group("what to play")
     choice.add_argument("--quick", action="store_true", help="the short form")
     _add_only(choice)
+    choice.add_argument(
+        "--as",
+        action="append",
+        default=[],
+        dest="clients",
+        metavar="CLIENT",
+        help="only talk as this client does, such as zed or toad; may be given again",
+    )
     choice.add_argument(
         "--cases",
         action="append",
@@ -222,12 +234,26 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         target = _target(options)
         load_cases(options.cases)
-        chosen = select(options.only, is_quick=options.quick)
+        chosen = select([*options.only, *_clients(options.clients)], is_quick=options.quick)
         expected = [] if options.baseline is None else read_baseline(options.baseline)
     except (ValueError, OSError) as exc:
         _refuse(parser, str(exc))
     report = play(target, chosen, Console(), jobs=options.jobs, limit_s=options.time_limit)
     return NOT_JUDGED if report is None else _conclude(options, report, expected)
+
+
+def _clients(names: Sequence[str]) -> list[str]:
+    """Return the scenarios that play these clients.
+
+    Raises:
+        ValueError: Nobody knows one of them.
+    """
+    from conformance.profiles import profiles, scenario_name
+
+    for name in names:
+        if name not in profiles():
+            raise ValueError(f"nobody knows the client {name!r}; there are {', '.join(profiles())}")
+    return [scenario_name(name) for name in names]
 
 
 def _conclude(
@@ -338,6 +364,7 @@ def _target(options: argparse.Namespace) -> Target:
         env[name] = value
     if options.cwd and not Path(options.cwd).is_dir():
         raise ValueError(f"--cwd {options.cwd}: there is no such folder")
+    _must_be_a_program(command, Path(options.cwd), env.get("PATH"))
     return Target(
         command=command,
         url=options.url,
@@ -347,9 +374,29 @@ def _target(options: argparse.Namespace) -> Target:
         keeps_home=options.keep_home,
         scripts_model=options.script_model,
         auth_method=options.auth_method,
+        may_log_out=options.allow_logout,
         words=None if options.prompts is None else read_words(options.prompts),
         timeout_s=options.timeout,
     )
+
+
+def _must_be_a_program(command: Sequence[str], cwd: Path, path: str | None) -> None:
+    """Look for the program before anything is played.
+
+    Raises:
+        ValueError: There is none; says what may be meant.
+    """
+    if not command:
+        return
+    program = command[0]
+    where = str(cwd / program) if os.sep in program else program
+    if shutil.which(where, path=path) is not None:
+        return
+    if " " in program:
+        raise ValueError(f"there is no program {program!r}; write its words without quotes around")
+    if Path(where).is_file():
+        raise ValueError(f"{program} may not be executed; chmod +x, or begin with its interpreter")
+    raise ValueError(f"there is no program {program}; is it installed, and on PATH?")
 
 
 def _known_rule(parser: argparse.ArgumentParser, word: str) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "FINAL",
     "answer_of",
     "asleep",
+    "behind_answer",
     "cancel_message",
     "first_chunk",
     "is_answer",
@@ -126,6 +127,14 @@ def is_answer(message: Message, request_id: object) -> bool:
 def is_answered(wire: Wire, request_id: int | str) -> bool:
     """Return whether a request of ours was answered by now."""
     return bool(wire.responses(request_id))
+
+
+def behind_answer(wire: Wire, request_id: int | str) -> list[Message]:
+    """Return what came behind the answer to a request of ours, as far as it came."""
+    answers = wire.responses(request_id)
+    received = wire.received
+    at = next((i for i, message in enumerate(received) if answers and message is answers[0]), None)
+    return [] if at is None else received[at + 1 :]
 
 
 # Waiting

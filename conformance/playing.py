@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from conformance import processes
 from conformance.reports.terminal import ProgressLine
 from conformance.runner import run
 from conformance.scenarios import Scenario
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["play", "show_transcripts", "write_script"]
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def play(
@@ -33,25 +36,28 @@ def play(
     """Judge an agent while a line says how far it is.
 
     Returns:
-        The report; `None`, when it was said why, if there is nobody to judge, or if a person or
-        SIGTERM interrupted it. Nothing of any agent is left.
+        The report; `None`, when it was said why, if there is nobody to judge, or if a signal
+        interrupted it. Nothing of any agent is left.
     """
 
     async def playing() -> Report | WireError | None:
         report: Report | WireError | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
-            with ProgressLine(console, len(chosen)) as progress:
-                try:
-                    report = await run(
-                        target, chosen, jobs=jobs, limit_s=limit_s, progress=progress
-                    )
-                except WireError as exc:
-                    report = exc
-            tasks.cancel_scope.cancel()
+        # A second signal while all is being ended must not end us first.
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_stop_on, signals, tasks.cancel_scope)
+                with ProgressLine(console, len(chosen)) as progress:
+                    try:
+                        report = await run(
+                            target, chosen, jobs=jobs, limit_s=limit_s, progress=progress
+                        )
+                    except WireError as exc:
+                        report = exc
+                tasks.cancel_scope.cancel()
         return report
 
-    report = anyio.run(playing)
+    with processes.orphans_ended():
+        report = anyio.run(playing)
     if isinstance(report, WireError):
         console.print(str(report).partition("\n")[0], style="bold", markup=False)
         return None
@@ -88,8 +94,7 @@ def write_script(report: Report, path: Path) -> None:
     path.write_bytes(b"".join(raw if raw.endswith(b"\n") else raw + b"\n" for raw in sent))
 
 
-async def _stop_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            scope.cancel()
-            return
+async def _stop_on(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
+        return

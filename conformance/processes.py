@@ -8,15 +8,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterable
-from contextlib import suppress
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MARKER", "cpu_s", "kill", "living_family", "rss_bytes", "starved_s"]
+__all__ = ["MARKER", "cpu_s", "kill", "living_family", "orphans_ended", "rss_bytes", "starved_s"]
 
 MARKER: Final = "ACP_WIRE_MARKER"
 PROC: Final = Path("/proc")
+SET_CHILD_SUBREAPER: Final = 36
+ORPHANS_LIMIT_S: Final = 5.0
 GONE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
@@ -40,6 +44,31 @@ def kill(pids: Iterable[int]) -> None:
         # It ended meanwhile, which is what we want; or it has become somebody else's.
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def orphans_ended() -> Iterator[None]:
+    """End, with the block, every process below this one, whatever it did to get away.
+
+    Where Linux lets us, whoever loses its parent meanwhile becomes a child of ours, so that also
+    those are found that left the tree and dropped the marker. For programs that have no other
+    children.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        until_s = time.monotonic() + ORPHANS_LIMIT_S
+        while (left := _below(os.getpid())) and time.monotonic() < until_s:
+            kill(left)
+            time.sleep(0.01)
+
+
+def _below(pid: int) -> set[int]:
+    return living_family({pid}, f"{MARKER}=none") - {pid}
 
 
 def cpu_s(pid: int) -> float:

@@ -119,6 +119,8 @@ async def run(
         observations=state.observations,
         also={rule for each in chosen for rule in each.rules},
     )
+    if not report.is_judged and state.agents.first_failure:
+        notes.append(f"of the first agent: {state.agents.first_failure}")
     report.started = started.isoformat(timespec="seconds")
     report.duration_s = time.monotonic() - started_s
     report.latencies_ms = state.latencies_ms
@@ -202,6 +204,7 @@ def judge_transcripts(
     agent = _agent(target, transcripts.values())
     rules = {key: rule for key, rule in manifest().items() if key in also or key in judges.rules()}
     seen = [*observations, *_judged(transcripts)]
+    is_judged = agent.protocol_version is not None or any(each.sight == "kept" for each in seen)
     return Report(
         agent=agent,
         transport=target.transport,
@@ -209,8 +212,8 @@ def judge_transcripts(
         duration_s=0.0,
         verdicts=verdicts(rules, seen, transport=target.transport),
         transcripts=transcripts,
-        notes=[] if agent.protocol_version is not None else [_silence(transcripts.values())],
-        is_judged=agent.protocol_version is not None,
+        notes=[] if is_judged else [_silence(transcripts.values())],
+        is_judged=is_judged,
     )
 
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -18,6 +19,8 @@ import anyio
 from conformance.providers import chat, messages, responses
 from conformance.providers.server import (
     DONE,
+    Drop,
+    Gate,
     ProviderDouble,
     Reply,
     Sleep,
@@ -28,11 +31,14 @@ from conformance.providers.server import (
 )
 from conformance.toolbox import Tool, call_for
 
-__all__ = ["KEY", "ModelCall", "ScriptedModel"]
+__all__ = ["BROKEN_OFF", "KEY", "ModelCall", "ScriptedModel"]
 
 KEY: Final = "sk-conformance-0123456789"
+BROKEN_OFF: Final = "Half of"
+"""All that is said of an answer that breaks off."""
 PIECES: Final = 4000
 PIECE_EVERY_S: Final = 0.02
+_LATER: Final = {"retry-after": "60"}
 _ORDER: Final = re.compile(r"conformance (\w+) (\w+) (?=\{)")
 
 
@@ -63,6 +69,7 @@ class ScriptedModel:
 
     def __init__(self) -> None:
         self._calls: dict[str, list[int]] = {}
+        self._put_off: dict[str, Gate] = {}
         self._was_called = anyio.Event()
         self._double: ProviderDouble | None = None
 
@@ -129,6 +136,25 @@ class ScriptedModel:
             return True
         return False
 
+    def told(self, call: ModelCall) -> str:
+        """Return all text of the conversation that a request carries."""
+        served = self._served
+        dialect = _dialect(served.paths[call.n])
+        turns = [] if dialect is None else dialect.turns(served.requests[call.n])
+        return "\n".join(text for _, text in turns)
+
+    async def put_off(self, key: str, timeout_s: float) -> bool:
+        """Wait until a request for a trial was told to come again later; say whether one was.
+
+        Cancellation: safe. Concurrency: any number of tasks.
+        """
+        with anyio.move_on_after(timeout_s):
+            while key not in self._put_off:
+                await self._was_called.wait()
+            await self._put_off[key].reached.wait()
+            return True
+        return False
+
     @property
     def _served(self) -> ProviderDouble:
         assert self._double is not None
@@ -148,6 +174,8 @@ class ScriptedModel:
         if order is None:
             return dialect.says(["Hello."])
         self._calls.setdefault(order.key, []).append(n)
+        if order.situation == "busy":
+            self._put_off.setdefault(order.key, Gate()).opened.set()
         self._was_called.set()
         self._was_called = anyio.Event()
         match order.situation:
@@ -159,6 +187,13 @@ class ScriptedModel:
                 return dialect.refuses()
             case "hello":
                 return dialect.says(["Hel", "lo."])
+            case "failure":
+                return status(401, {"message": "The key is not valid.", "type": "invalid_key"})
+            case "cut":
+                return _cut(dialect.says([BROKEN_OFF, "."]))
+            case "busy":
+                busy = status(429, {"message": "Too many requests."}, headers=_LATER)
+                return replace(busy, after=[self._put_off[order.key]])
         if order.n_results:
             return dialect.says(["Do", "ne."])
         call = call_for(order.situation, order.fill, dialect.tools(request))
@@ -321,6 +356,17 @@ class _Messages(_Dialect):
 
     def refuses(self) -> Reply:
         return _reply(self.begins(), [], [messages.delta_end("refusal"), messages.stop()])
+
+
+def _cut(reply: Reply) -> Reply:
+    """Return an answer that breaks off behind its first piece of text."""
+    steps = list(reply.body)
+    end = next(
+        index
+        for index, step in enumerate(steps)
+        if isinstance(step, bytes) and BROKEN_OFF.encode() in step
+    )
+    return replace(reply, body=[*steps[: end + 1], Drop()])
 
 
 def _dialect(path: str) -> _Dialect | None:

@@ -9,7 +9,14 @@ from typing import Final
 import anyio
 
 from conformance.client import Client
-from conformance.moments import answer_of, is_answered, open_tool_calls, quiet, said_in_turns
+from conformance.moments import (
+    answer_of,
+    behind_answer,
+    is_answered,
+    open_tool_calls,
+    quiet,
+    said_in_turns,
+)
 from conformance.trace import WireError
 from conformance.trial import NotBroughtAbout, Trial
 
@@ -77,7 +84,8 @@ async def settle(
     with trial.expect("CAN-08") as it:
         it.that(not open_calls, f"cancelled {moment}: at the answer {'; '.join(open_calls)}")
     with trial.expect("CAN-02") as it:
-        said = said_in_turns(await quiet(trial, wire), session_id)
+        await quiet(trial, wire)
+        said = said_in_turns(behind_answer(wire, turn), session_id)
         it.that(not said, f"cancelled {moment}: behind the answer came {', '.join(said[:3])}")
     with trial.expect("CAN-03") as it:
         n_answers = len(wire.responses(turn))

@@ -74,9 +74,12 @@ def _judge_error(at: int, error: object) -> Iterator[Finding]:
 @judge("MSG-07", "MSG-08", "MSG-17")
 def requests_are_answered_once(conversation: Conversation) -> Iterator[Finding]:
     """Each request has one answer, and nothing else has any."""
+    # An agent that never got as far as to answer initialize did not start: that is no matter of
+    # the protocol, and other rules tell of it.
+    owes = conversation.died_of_nothing and conversation.initialized is not None
     for call in conversation.calls:
         n_answers = len(call.answers)
-        if call.is_agents or (n_answers == 0 and not conversation.died_of_nothing):
+        if call.is_agents or (n_answers == 0 and not owes):
             continue
         wrong = "" if n_answers == 1 else f"{call.method} {call.id!r} has {n_answers} answers"
         if n_answers == 0:

@@ -75,6 +75,25 @@ def _judge_step(call: _ToolCall, update: Update) -> Iterator[Finding]:
     yield Finding("TUL-04", update.at, f"{status} after {before}" if is_backwards else "")
 
 
+@judge("TUL-08")
+def tool_calls_wait_for_the_permission(conversation: Conversation) -> Iterator[Finding]:
+    """A call does not run while the person is asked whether it may."""
+    status: dict[tuple[str | None, object], object] = {}
+    updates = iter([*conversation.updates])
+    update = next(updates, None)
+    for question in conversation.asked("session/request_permission", of_agent=False):
+        while update is not None and update.at < question.at:
+            key = update.session_id, update.body.get("toolCallId")
+            if update.kind in ("tool_call", "tool_call_update") and "status" in update.body:
+                status[key] = update.body["status"]
+            update = next(updates, None)
+        asked = question.params.get("toolCall")
+        call_id = asked.get("toolCallId") if isinstance(asked, dict) else None
+        is_running = status.get((question.session_id, call_id)) == "in_progress"
+        wrong = f"{call_id!r} is in_progress while it is asked about" if is_running else ""
+        yield Finding("TUL-08", question.at, wrong)
+
+
 @judge("TUL-06")
 def tool_calls_end_before_the_turn(conversation: Conversation) -> Iterator[Finding]:
     """When the turn is answered, none of its calls is open."""

@@ -21,6 +21,9 @@ WORK: Final = frozenset(
 )
 """Kinds of updates that tell of a turn, or of one that is replayed."""
 
+MANY_PIECES: Final = 8
+"""So many pieces in a row are no longer messages of their own, each whole."""
+
 ONLY_IF_ASKED_FOR: Final = {
     "plan_update": "plan",
     "plan_removed": "plan",
@@ -43,6 +46,49 @@ def updates_name_known_sessions(conversation: Conversation) -> Iterator[Finding]
     for update in conversation.updates:
         wrong = "" if update.session_id in known else f"nobody opened {update.session_id!r}"
         yield Finding("UPD-01", update.at, wrong)
+
+
+@judge("UPD-09")
+def costs_add_up(conversation: Conversation) -> Iterator[Finding]:
+    """What a session has cost never gets less."""
+    spent: dict[tuple[str, object], float] = {}
+    for update in conversation.updates:
+        cost = _dict(update.body.get("cost")) if update.kind == "usage_update" else {}
+        amount = cost.get("amount")
+        if isinstance(amount, int | float):
+            key = update.session_id, cost.get("currency")
+            before, spent[key] = spent.get(key, amount), amount
+            wrong = f"{amount} after {before}" if amount < before else ""
+            yield Finding("UPD-09", update.at, wrong)
+
+
+@judge("UPD-10")
+def names_of_commands_are_bare(conversation: Conversation) -> Iterator[Finding]:
+    """The client puts the slash before a command's name."""
+    for update in conversation.updates:
+        if update.kind == "available_commands_update":
+            names = [each.get("name") for each in _list(update.body.get("availableCommands"))]
+            slashed = [each for each in names if isinstance(each, str) and each.startswith("/")]
+            yield Finding("UPD-10", update.at, f"the name {slashed[0]!r}" if slashed else "")
+
+
+@judge("UPD-08")
+def pieces_of_one_message_bear_one_id(conversation: Conversation) -> Iterator[Finding]:
+    """A message that comes in many pieces has one id, or none."""
+    runs: dict[str, list[object]] = {}  # the ids of the pieces in a row, by session
+    for update in conversation.updates:
+        if update.kind != "agent_message_chunk":
+            runs.pop(update.session_id, None)
+            continue
+        run = runs.setdefault(update.session_id, [])
+        message_id = update.body.get("messageId")
+        if isinstance(message_id, str):
+            run.append(message_id)
+            if len(run) >= MANY_PIECES:
+                n_ids = len(set(run))
+                wrong = f"{n_ids} pieces in a row have {n_ids} ids" if n_ids == len(run) else ""
+                yield Finding("UPD-08", update.at, wrong)
+                run.clear()
 
 
 @judge("UPD-07")

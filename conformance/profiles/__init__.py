@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-__all__ = ["Profile", "profiles"]
+__all__ = ["Profile", "profiles", "scenario_name"]
 
 
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,3 +73,8 @@ def profiles() -> dict[str, Profile]:
         for file in sorted(files(__package__).iterdir(), key=lambda each: each.name)
         if file.name.endswith(".toml")
     }
+
+
+def scenario_name(name: str) -> str:
+    """Return the name of the scenario that plays a client."""
+    return f"as_{name.replace('-', '_').replace('.', '_')}"

@@ -81,14 +81,15 @@ def show(console: Console, report: Report, *, shows_all: bool = False) -> None:
         report: What to print.
         shows_all: Also list what passed, was skipped or stayed inconclusive.
     """
-    _areas(console, report)
+    if report.is_judged or shows_all:
+        _areas(console, report)
     broken: tuple[Status, ...] = ("fail", "error", "warn")
     for status in broken:
         for verdict in report.verdicts:
             if verdict.status == status:
                 _verdict(console, report, verdict)
     others: tuple[Status, ...] = ("inconclusive", "info", "skip", "pass")
-    for status in others if shows_all else others[:1]:
+    for status in others if shows_all else others[: int(report.is_judged)]:
         _list(console, report, status, None if shows_all else _SHOWN_INCONCLUSIVE)
     _latencies(console, report)
     for note in report.notes:

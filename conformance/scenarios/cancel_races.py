@@ -9,6 +9,7 @@ import anyio
 from conformance.client import Client
 from conformance.moments import (
     answer_of,
+    behind_answer,
     cancel_message,
     first_chunk,
     is_answered,
@@ -234,7 +235,8 @@ async def _settle_either_way(
     if not is_answered(wire, turn):
         return
     with trial.expect("CAN-02") as it:
-        said = said_in_turns(await quiet(trial, wire), session_id)
+        await quiet(trial, wire)
+        said = said_in_turns(behind_answer(wire, turn), session_id)
         it.that(
             not said or reason != "cancelled",
             f"cancelled {moment}: behind the answer came {', '.join(said[:3])}",

@@ -43,7 +43,9 @@ async def an_editor_lends_a_part(trial: Trial) -> None:
         client, session_id = await trial.session(capabilities, permission="allow")
         async with Editor.beside(client.wire) as editor:
             with trial.expect("ACT-16") as it:
-                folder = trial.folder / what.split()[0] / what.split()[-1]
+                folder = trial.folder / what.replace(" ", "-")
+                folder.mkdir()
+                (folder / "read.txt").write_text("heron\n")
                 await _use_all(trial, client, session_id, folder)
                 strange = sorted(set(editor.asked) - _offered(capabilities))
                 it.that(not strange, f"offered {what}, it was asked for {', '.join(strange)}")
@@ -118,8 +120,6 @@ async def _cancel_a_terminal(trial: Trial, client: Client, session_id: str, edit
 
 async def _use_all(trial: Trial, client: Client, session_id: str, folder: Path) -> None:
     """Have the agent read, write and run something in a folder."""
-    folder.mkdir(parents=True)
-    (folder / "read.txt").write_text("heron\n")
     for text in (
         trial.say("read", path=str(folder / "read.txt")),
         trial.say("write", path=str(folder / "made.txt"), text="osprey"),

@@ -208,15 +208,22 @@ async def login_opens_sessions(trial: Trial) -> None:
         it.that(error_code(response) != AUTH_REQUIRED, "a session was refused after the login")
 
 
-@scenario("INI-18")
+@scenario("INI-18", "INI-24")
 async def logout_where_it_may_be_tried(trial: Trial) -> None:
     """Log out, if whoever started the run allows it."""
     trial.needs(trial.target.may_log_out, "a logout that may be tried; see --allow-logout")
+    stranger = await trial.wire()
+    await ask(trial, stranger, "initialize", _hello())
+    is_gated = error_code(await ask(trial, stranger, "session/new", _new(trial))) == AUTH_REQUIRED
     wire = (await trial.client()).wire
     trial.needs(offers(wire, "logout"), "logout")
     with trial.expect("INI-18"):
         await results(trial, wire, "logout", {})
         await serves(trial, wire, "the logout")
+    trial.brought_about(is_gated, "it opens sessions without a login, or remembers one")
+    with trial.expect("INI-24") as it:
+        response = await ask(trial, wire, "session/new", _new(trial))
+        it.that(error_code(response) == AUTH_REQUIRED, "a session was opened after the logout")
 
 
 @scenario("INI-20")

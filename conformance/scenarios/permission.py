@@ -14,7 +14,7 @@ from conformance.moments import answer_of, is_answered, question, quiet, tool_ca
 from conformance.scenarios import scenario
 from conformance.stopping import NATURAL
 from conformance.trace import Message, WireError
-from conformance.trial import Trial
+from conformance.trial import NotBroughtAbout, Trial
 
 NOTHING_TOLD: Final[dict[str, Any]] = {
     "an option that was not offered": {
@@ -40,7 +40,7 @@ class _Deed:
         return len(self._file.read_text().splitlines()) if self._file.exists() else 0
 
 
-@scenario("PER-01", "PER-07", "PER-10", "PER-11", is_quick=True)
+@scenario("PER-01", "PER-07", "PER-09", "PER-10", "PER-11", is_quick=True)
 async def permission_is_waited_for(trial: Trial) -> None:
     """Leave a question open, work in another session, then allow it."""
     client, session_id = await trial.shared_session(permission="never")
@@ -48,6 +48,7 @@ async def permission_is_waited_for(trial: Trial) -> None:
     deed = _Deed(trial.folder, "waited")
     turn, asked = await _asked(trial, client, session_id, deed)
     _see_the_options(trial, asked)
+    _see_that_it_waits(trial, client, session_id, asked)
     with trial.expect("PER-07") as it:
         reason = await answer_of(trial, client, client.prompt(other, trial.say("hello")))
         it.that(reason in NATURAL, f"the other session's prompt was answered with {reason}")
@@ -60,6 +61,40 @@ async def permission_is_waited_for(trial: Trial) -> None:
         reason = await answer_of(trial, client, turn)
         it.that(reason in NATURAL, f"the turn was answered with {reason}")
         it.that(deed.n_times == 1, f"what was allowed was run {deed.n_times} times")
+
+
+@scenario("PER-02", "PER-10", is_quick=True)
+async def writes_wait_for_the_permission(trial: Trial) -> None:
+    """Leave a question about a write open, then reject it."""
+    client, session_id = await trial.shared_session(permission="never")
+    file = trial.folder / "asked.txt"
+    turn = client.prompt(session_id, trial.say("write", path="asked.txt", text="heron"))
+    asked = await question(trial, client.wire, session_id, turn)
+    with trial.expect("PER-10") as it:
+        it.that(not file.exists(), "the file was written while the question was open")
+    client.permission = "reject"  # a model may try again
+    client.wire.reply(asked["id"], _chosen(asked, "reject"))
+    await _end(trial, client, turn)
+    with trial.expect("PER-02") as it:
+        it.that(not file.exists(), "what was rejected was written")
+
+
+@scenario("PER-10", "PER-11")
+async def permission_to_write_is_waited_for(trial: Trial) -> None:
+    """Leave the question open whether a file may be written, then allow it."""
+    client, session_id = await trial.shared_session(permission="never")
+    path = trial.folder / "made.txt"
+    turn = client.prompt(session_id, trial.say("write", path=str(path), text="osprey"))
+    asked = await question(trial, client.wire, session_id, turn)
+    with trial.expect("PER-10") as it:
+        await quiet(trial, client.wire)
+        it.that(not path.exists(), "the file was written while the question was open")
+    with trial.expect("PER-11") as it:
+        client.permission = "allow"
+        client.wire.reply(asked["id"], _chosen(asked, "allow"))
+        reason = await answer_of(trial, client, turn)
+        it.that(reason in NATURAL, f"the turn was answered with {reason}")
+        it.that(path.exists(), "what was allowed was not written")
 
 
 @scenario("PER-02", "PER-12", "PER-13", is_quick=True)
@@ -84,7 +119,7 @@ async def permission_is_refused(trial: Trial) -> None:
         it.that(deed.n_times > 0, "a call that was allowed after a rejection was not run")
 
 
-@scenario("PER-03", "PER-14", is_quick=True)
+@scenario("PER-03", "PER-14", "PER-15", is_quick=True)
 async def permission_is_answered_as_cancelled(trial: Trial) -> None:
     """Answer a question as if the turn was cancelled, without cancelling it."""
     client, session_id = await trial.shared_session(permission="never")
@@ -94,6 +129,7 @@ async def permission_is_answered_as_cancelled(trial: Trial) -> None:
     client.wire.reply(asked["id"], CANCELLED)
     with trial.expect("PER-14") as it:
         reason = await answer_of(trial, client, turn)
+        trial.see("PER-15", "recorded", f"with {reason}")
         it.that(not reason.startswith("no stop"), f"it was answered with {reason}")
     with trial.expect("PER-03") as it:
         it.that(deed.n_times == 0, "what was answered as cancelled was run")
@@ -117,6 +153,28 @@ async def permission_is_answered_wrongly(trial: Trial) -> None:
                 it.that(False, f"{what} as the answer hangs the turn")
         with trial.expect("PER-04" if body is FAILED else "PER-05") as it:
             it.that(deed.n_times == 0, f"{what} as the answer was taken for a permission")
+
+
+@scenario("PER-16")
+async def permission_is_given_once(trial: Trial) -> None:
+    """Allow a command once, then have the same run again."""
+    client, session_id = await trial.shared_session(permission="never")
+    deed = _Deed(trial.folder, "once")
+    turn, asked = await _asked(trial, client, session_id, deed)
+    trial.brought_about(_kinds(asked) & {"allow_once"}, "there is no option to allow it once")
+    client.wire.reply(asked["id"], _chosen(asked, "allow"))
+    await _end(trial, client, turn)
+    trial.brought_about(deed.n_times == 1, "what was allowed once was not run once")
+    again = client.prompt(session_id, trial.say("permission", command=deed.command))
+    with trial.expect("PER-16") as it:
+        try:
+            asked = await question(trial, client.wire, session_id, again)
+        except NotBroughtAbout:
+            it.that(deed.n_times == 1, "it was run again without a question")
+            raise
+    client.permission = "reject"
+    client.wire.reply(asked["id"], _chosen(asked, "reject"))
+    await _end(trial, client, again)
 
 
 @scenario("PER-06")
@@ -208,6 +266,15 @@ def _see_the_options(trial: Trial, asked: Message) -> None:
         for kind in ("allow", "reject"):
             shown = ", ".join(sorted(kinds))
             it.that(any(each.startswith(kind) for each in kinds), f"none can {kind}: {shown}")
+
+
+def _see_that_it_waits(trial: Trial, client: Client, session_id: str, asked: Message) -> None:
+    call = asked["params"].get("toolCall")
+    call_id = call.get("toolCallId") if isinstance(call, dict) else None
+    told = tool_calls(client.wire, session_id).get(str(call_id), {})
+    with trial.expect("PER-09") as it:
+        status = told.get("status", "pending")
+        it.that(status == "pending", f"the call that it asks about is {status}")
 
 
 def _see_that_it_failed(trial: Trial, client: Client, session_id: str, asked: Message) -> None:

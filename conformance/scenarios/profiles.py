@@ -9,7 +9,7 @@ from conformance.client import Client
 from conformance.commands import Sleeper
 from conformance.editor import Editor
 from conformance.moments import answer_of, asleep, first_chunk, question
-from conformance.profiles import Profile, profiles
+from conformance.profiles import Profile, profiles, scenario_name
 from conformance.scenarios import scenario
 from conformance.steps import offers
 from conformance.stopping import NATURAL
@@ -139,7 +139,8 @@ class _Player:
 
     async def runs_on(self, sleeper: Sleeper) -> None:
         """Leave a command running, for the end to find."""
-        lends_terminals = "terminal/create" in self.wire.answer
+        offered = self.profile.initialize.get("clientCapabilities", {})
+        lends_terminals = offered.get("terminal") is True
         if lends_terminals or not self.profile.answers_permission:
             return  # then it is the client's to end, or it would never be permitted
         text = _known(self.trial, "command", command=sleeper.command)
@@ -238,7 +239,7 @@ def _register(name: str, profile: Profile) -> None:
     async def play(trial: Trial) -> None:
         await _play(trial, profile)
 
-    play.__name__ = play.__qualname__ = f"as_{name.replace('-', '_').replace('.', '_')}"
+    play.__name__ = play.__qualname__ = scenario_name(name)
     play.__doc__ = f"Talk as {profile.title} does."
     scenario(profile.rule)(play)
 

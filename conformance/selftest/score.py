@@ -42,6 +42,7 @@ class Baseline(Struct, frozen=True):
     """What the sound agent came to, in one setting."""
 
     kept: frozenset[str]
+    """Also the rules that are about what it does not offer."""
     broken: dict[str, str]
     """What the suite says against it, by rule. A mistake of the suite's, or of that agent's."""
 
@@ -222,7 +223,7 @@ async def _baseline(
         each.rule: each.says for each in report.verdicts if each.status in ("fail", "warn", "error")
     }
     return Baseline(
-        frozenset(each.rule for each in report.verdicts if each.status == "pass"), broken
+        frozenset(each.rule for each in report.verdicts if each.status in ("pass", "skip")), broken
     )
 
 

@@ -172,10 +172,4 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "            is_whole = True\n",
         ),
     ),
-    mutant(
-        "model-for-ever",
-        "It asks the model as often as the model calls tools.",
-        "model stop-reason",
-        ("model", "REQUEST_LIMIT: Final = 25", "REQUEST_LIMIT: Final = 10**9"),
-    ),
 )

@@ -145,16 +145,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     mutant(
-        "breaks-on-spoilt-lines",
-        "A session with a line that is spoilt cannot be loaded.",
-        "persistence corrupt",
-        (
-            "store",
-            "    except ValueError:\n        return None\n    return event if",
-            "    except ValueError:\n        raise\n    return event if",
-        ),
-    ),
-    mutant(
         "spoilt-session-breaks-the-list",
         "A session that is spoilt makes the list fail.",
         "persistence list corrupt",

@@ -239,12 +239,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ("permissions", '            raise TurnEnded("cancelled")\n', "            return True\n"),
     ),
     mutant(
-        "cancelled-question-ends-well",
-        "A question that was answered as cancelled ends the turn as if nothing was.",
-        "permissions stop-reason",
-        ("permissions", 'raise TurnEnded("cancelled")', 'raise TurnEnded("end_turn")'),
-    ),
-    mutant(
         "acts-before-the-answer",
         "It writes files before it is allowed to.",
         "permissions security",

@@ -125,17 +125,17 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "ends-with-an-error",
         "It answers a refusal with an error.",
-        "prompt stop-reason errors",
-        ("words", '            return "refusal"\n', '            raise ValueError("no")\n'),
+        "MOD-04 model prompt stop-reason errors",
+        ("model", '                return "refusal"\n', '                raise ValueError("no")\n'),
     ),
     mutant(
         "mangles-text",
         "Characters outside ASCII get lost in what it reads.",
         "content utf-8",
         (
-            "words",
-            'f"You said: {text[:ECHO_CHARS]}"',
-            '"You said: " + text.encode("ascii", "replace").decode()',
+            "session",
+            "play(turn.text, self",
+            'play(turn.text.encode("ascii", "replace").decode(), self',
         ),
     ),
     mutant(
@@ -236,12 +236,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             '{"name": name, "description": description, "input"',
             '{"name": f"/{name}", "description": description, "input"',
         ),
-    ),
-    mutant(
-        "commands-do-not-work",
-        "Its commands are unknown to it if they come with a slash.",
-        "commands",
-        ("words", 'rf"/?({', 'rf"({'),
     ),
     mutant(
         "own-update",
