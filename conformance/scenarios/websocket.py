@@ -69,6 +69,8 @@ async def frames_that_are_no_messages(trial: Trial) -> None:
             answer = await _message_or_end(trial, socket)
             it.that(answer is None or answer.get("id") != 1, "it was taken for a message")
     async with _socket(trial) as other, _socket(trial) as socket:
+        await socket.send(INITIALIZE)
+        await _message(trial, socket)
         socket.transport.write(_text_frame(NO_UTF8))
         with trial.expect("NET-05") as it:
             answer = await _message_or_end(trial, socket)
