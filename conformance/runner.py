@@ -120,7 +120,7 @@ async def run(
         also={rule for each in chosen for rule in each.rules},
     )
     if not report.is_judged and state.agents.first_failure:
-        notes.append(f"of the first agent: {state.agents.first_failure}")
+        report.notes.append(f"the first time: {state.agents.first_failure}")
     report.started = started.isoformat(timespec="seconds")
     report.duration_s = time.monotonic() - started_s
     report.latencies_ms = state.latencies_ms
@@ -204,7 +204,10 @@ def judge_transcripts(
     agent = _agent(target, transcripts.values())
     rules = {key: rule for key, rule in manifest().items() if key in also or key in judges.rules()}
     seen = [*observations, *_judged(transcripts)]
-    is_judged = agent.protocol_version is not None or any(each.sight == "kept" for each in seen)
+    is_judged = agent.protocol_version is not None or (
+        bool(target.url or _spoke(transcripts.values()))  # frames and statuses are no transcript
+        and any(each.sight == "kept" for each in seen)
+    )
     return Report(
         agent=agent,
         transport=target.transport,
@@ -311,10 +314,19 @@ def _agent(target: Target, transcripts: Iterable[Transcript]) -> Agent:
     return agent
 
 
+def _spoke(transcripts: Iterable[Transcript]) -> bool:
+    """Say whether the agent has said anything in JSON-RPC."""
+    return any(
+        entry.direction == "received" and entry.message is not None and "jsonrpc" in entry.message
+        for transcript in transcripts
+        for entry in transcript.entries
+    )
+
+
 def _silence(transcripts: Iterable[Transcript]) -> str:
     """Say why there was nobody to judge."""
     for transcript in transcripts:
-        if transcript.exit_code is not None:
+        if transcript.exit_code is not None and transcript.has_died:
             logged = transcript.stderr.strip().splitlines()[-1:]
             last = f"; the last line on stderr: {logged[0]}" if logged else ""
             return (

@@ -309,20 +309,4 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "self._decided[subject] = True",
         ),
     ),
-    mutant(
-        "read-mode-writes",
-        "In the mode that refuses changes it makes them.",
-        "permissions modes security",
-        ("permissions", 'return self.mode == "auto"', "return True"),
-    ),
-    mutant(
-        "auto-mode-asks",
-        "In the mode that allows all it asks.",
-        "permissions modes",
-        (
-            "permissions",
-            '        if self.mode != "ask":\n',
-            '        if self.mode not in ("ask", "auto"):\n',
-        ),
-    ),
 )
