@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# What others made, for the tests. Its versions stand in this folder.
+FOREIGN := tests/acp_server/foreign
 
 .DEFAULT_GOAL := help
 .PHONY: help chat test lint bench stress conformance format clean
@@ -13,8 +15,8 @@ help: ## what there is to make
 chat: $(READY) ## talk to the agent in this terminal
 	@$(BIN)/acp-agent chat
 
-test: $(READY)-dev ## run all tests
-	@$(BIN)/python -m pytest -q
+test: $(READY)-dev $(READY)-python-sdk $(READY)-node ## run all tests
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: $(READY)-dev ## check style, types and the direction of imports
 	@$(BIN)/ruff check .
@@ -56,3 +58,17 @@ $(READY): pyproject.toml
 $(READY)-dev: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' >&2
 	@touch $@
+
+# Without an index, or without npm, there are tests that are skipped and say so; the others run.
+$(READY)-python-sdk: $(FOREIGN)/requirements.txt $(READY)-dev
+	@rm -rf $(VENV)/foreign/python
+	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --target $(VENV)/foreign/python -r $< >&2; then touch $@; \
+	else echo "NOT INSTALLED: $(FOREIGN)/requirements.txt; its tests will be skipped." >&2; fi
+
+$(READY)-node: $(FOREIGN)/package.json $(FOREIGN)/package-lock.json $(READY)
+	@mkdir -p $(VENV)/foreign
+	@cp $(FOREIGN)/package.json $(FOREIGN)/package-lock.json $(VENV)/foreign
+	@if npm install --prefix $(VENV)/foreign --ignore-scripts --no-audit --no-fund --fetch-retries 1 \
+	  --loglevel error >&2; then touch $@; \
+	else echo "NOT INSTALLED: $(FOREIGN)/package.json; its tests will be skipped." >&2; fi

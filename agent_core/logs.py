@@ -1,7 +1,8 @@
 """Loggers that cost nothing until they are used.
 
 structlog takes longer to import than the whole handshake may take, so a module asks for its logger
-here and structlog arrives with the first record that is to be written.
+here and structlog arrives with the first record that is to be written. A program that sets nothing
+up is told of warnings and errors only; `before_first_record` lets it hear more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["before_first_record", "get_logger"]
 
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30}  # what others write is never dropped
 _preparations: list[Callable[[], None]] = []
-_threshold = 0
+_threshold = 30
 
 
 class _LazyLogger:

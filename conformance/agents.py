@@ -61,7 +61,7 @@ class Agents:
         *,
         home: Path,
         cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
         is_bare: bool = False,
     ) -> Wire:
         """Start an agent, or connect to it.
@@ -72,13 +72,14 @@ class Agents:
             key: Whom it is for; made unique by a number.
             home: Its home folder.
             cwd: Where it starts, rather than where the target says or we were started.
-            env: Added to its environment.
+            env: Added to its environment; what is `None` is taken out.
             is_bare: Whether that is all it gets of ours, but for what a program needs to start.
 
         Raises:
             WireError: It cannot be started or reached.
         """
-        environment = {**self.target.environment(home, is_bare=is_bare), **(env or {})}
+        merged = {**self.target.environment(home, is_bare=is_bare), **(env or {})}
+        environment = {name: value for name, value in merged.items() if value is not None}
         where = str(cwd or self.target.cwd) or None
         key = self._unique(key)
         self.transcripts[key] = Transcript(chapters=[(0, key)])

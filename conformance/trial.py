@@ -88,14 +88,14 @@ class Trial:
     async def wire(
         self,
         *,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
         cwd: Path | None = None,
         is_bare: bool = False,
     ) -> Wire:
         """Start an agent of this trial's own, or connect to it, and say nothing.
 
         Args:
-            env: Added to its environment, where it is ours to start.
+            env: Added to its environment, where it is ours to start; what is `None` is taken out.
             cwd: Where it starts, rather than where the target says or we were started.
             is_bare: Whether that is all it gets of ours, but for what a program needs to start.
 

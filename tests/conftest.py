@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 import transports
 from hypothesis import settings
 from transports import TRANSPORTS
 
+from agent_core import logs
+
 _FOREIGN = ("ACP_AGENT_", "ANTHROPIC_", "DEEPSEEK_", "OPENAI_", "OPENROUTER_")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (sdk := config.getoption("--python-sdk")) is not None:
+        sys.path.insert(0, sdk)
     # The same examples each time, but for those who look for trouble.
     settings.register_profile("same", derandomize=config.getoption("--repeat") == 1)
     settings.load_profile("same")
@@ -20,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--repeat", type=int, default=1, help="run each race test so many times")
+    parser.addoption("--python-sdk", help="the folder with the Python SDK to test with")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -44,3 +50,16 @@ def _own_places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     place = tmp_path_factory.mktemp("places")
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "config"))
+
+
+@pytest.fixture(autouse=True)
+def _own_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test sets up does not reach the next one."""
+    monkeypatch.setattr(logs, "_threshold", logs._threshold)
+    monkeypatch.setattr(logs, "_preparations", [])
+
+
+@pytest.fixture
+def every_record(_own_logs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that only a program with logs of its own would see are made in this test too."""
+    monkeypatch.setattr(logs, "_threshold", 0)

@@ -7,9 +7,10 @@ from typing import Final
 import anyio
 import msgspec
 
+from conformance.client import Client
 from conformance.scenarios import scenario
-from conformance.steps import ask, harmless, needs_pipe, serves
-from conformance.trial import Trial
+from conformance.steps import ask, harmless, needs_pipe, prompted, serves
+from conformance.trial import NotBroughtAbout, Trial
 
 MIB: Final = 2**20
 STALL_S: Final = 0.3
@@ -153,7 +154,8 @@ async def lines_beyond_measure(trial: Trial) -> None:
 async def pipes_that_are_full(trial: Trial) -> None:
     """Leave the answers to thousands of requests unread, then the log, and stop within a line."""
     needs_pipe(trial)
-    wire = (await trial.client()).wire
+    client = await trial.client()
+    wire = client.wire
     await serves(trial, wire, "nothing")
     method, params = harmless(trial, wire)
     trial.brought_about(method != "session/new", "it answers too little")
@@ -176,11 +178,21 @@ async def pipes_that_are_full(trial: Trial) -> None:
             wire.request("session/prompt", stray)
         wire.send_bytes(b"no JSON\n" * N_STRAY)
         await serves(trial, wire, "a log that nobody reads")
+        await _have_a_turn(trial, client)
     with trial.expect("FRM-26") as it:
         wire.send_bytes(b'{"jsonrpc":"2.0","id":"torn","method":"session/new","params":{"cwd":"/')
         await wire.close_stdin(trial.target.timeout_s)
         code = await wire.exited(trial.target.timeout_s)
         it.that(code >= 0, f"it was ended by signal {-code}")
+
+
+async def _have_a_turn(trial: Trial, client: Client) -> None:
+    """Prompt for a short answer, where somebody said how."""
+    try:
+        hello, session_id = trial.say("hello"), await trial.open_session(client)
+    except NotBroughtAbout:
+        return
+    await prompted(trial, client.wire, session_id, hello)
 
 
 def _request(request_id: str, method: str, params: object) -> bytes:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import anyio
 
 from conformance.client import Client
+from conformance.commands import Sleeper
+from conformance.processes import starved_s as starved
 from conformance.scenarios import scenario
 from conformance.steps import ask, gone, needs_pipe, prompted
 from conformance.trace import Message, WireError
@@ -23,6 +26,10 @@ N_TURNS: Final = 100
 MOST_GROWTH_BYTES: Final = 64 * 2**20
 MOST_FILES: Final = 16
 REST_S: Final = 0.5
+N_COMPARED: Final = 7
+SLOW_S: Final = 2.0
+SLOWER: Final = 5.0
+"""A turn is slow if it lasts so long, and so many times as long as the first ones."""
 IDLE_S: Final = 1.0
 MOST_IDLE_CPU_S: Final = 0.3
 NO_WAY_OUT: Final = {
@@ -42,6 +49,21 @@ async def input_ends(trial: Trial) -> None:
         await client.wire.close_stdin(trial.target.timeout_s)
         code = await client.wire.exited(trial.target.timeout_s)
         it.that(code == 0, f"it ended with {code}")
+
+
+@scenario("PRC-03")
+async def input_ends_behind_a_command(trial: Trial) -> None:
+    """Have a command leave something running in the background, and close the agent's input."""
+    needs_pipe(trial)
+    client, session_id = await trial.session()
+    with Sleeper.asleep("sleep {s} > /dev/null 2>&1 &") as sleeper:
+        said = trial.say("command", command=sleeper.command)
+        await prompted(trial, client.wire, session_id, said)
+        await client.wire.close_stdin(trial.target.timeout_s)
+        await client.wire.exited(trial.target.timeout_s)
+        with trial.expect("PRC-03") as it:
+            is_gone = await sleeper.is_gone(trial.target.timeout_s)
+            it.that(is_gone, "what a command left in the background outlived the agent")
 
 
 @scenario("PRC-02", "PRC-03", is_quick=True)
@@ -69,15 +91,18 @@ async def terminated_in_a_turn(trial: Trial) -> None:
         await gone(trial, client.wire, it)
 
 
-@scenario("PRC-05")
+@scenario("PRC-05", "PRC-11")
 async def home_that_cannot_be_written(trial: Trial) -> None:
-    """Start with a home that is no folder, which not even the superuser can write."""
+    """Start with a home that not even the superuser can write, since it is no folder; and with none."""
     needs_pipe(trial)
     file = trial.folder / "file"
     file.write_text("", encoding="utf-8")
     wire = await trial.wire(env={"HOME": str(file / "home")})
     with trial.expect("PRC-05"):
         await _first_answers(trial, wire)
+    homeless = await trial.wire(env={"HOME": None})
+    with trial.expect("PRC-11"):
+        await _first_answers(trial, homeless)
 
 
 @scenario("PRC-06")
@@ -89,19 +114,24 @@ async def network_that_leads_nowhere(trial: Trial) -> None:
         await _first_answers(trial, wire)
 
 
-@scenario("PRC-07", "PRC-08", limit_s=60.0)
+@scenario("PRC-07", "PRC-08", "PRC-10", limit_s=90.0)
 async def hundred_turns(trial: Trial) -> None:
     """Have a hundred short turns, compare memory and files with before, and do nothing then."""
     needs_pipe(trial)
     trial.needs(PROC.is_dir(), "a machine with /proc")
     client, session_id = await trial.session()
     wire, hello = client.wire, trial.say("hello")
+    lasted_s: list[float] = []
     for _ in range(N_WARM_UP):
-        await prompted(trial, wire, session_id, hello)
+        await _timed(trial, wire, session_id, hello, lasted_s)
     family = {wire.pid, *wire.descendants()}
     before_bytes, before_files = _memory_bytes(family), _open_files(family)
-    for _ in range(N_TURNS):
-        await prompted(trial, wire, session_id, hello)
+    with trial.expect("PRC-10") as it:
+        for n in range(N_TURNS):
+            await _timed(trial, wire, session_id, hello, lasted_s)
+            first_s, last_s = median(lasted_s[:N_COMPARED]), median(lasted_s[-N_COMPARED:])
+            is_slow = last_s > SLOW_S and last_s > SLOWER * first_s
+            it.that(not is_slow, f"turn {n} takes {last_s:.1f} s, the first took {first_s:.1f} s")
     grown_bytes = _memory_bytes(family) - before_bytes
     with trial.expect("PRC-07") as it:
         mib = grown_bytes / 2**20
@@ -136,6 +166,15 @@ async def _first_answers(trial: Trial, wire: Wire) -> None:
     if "result" not in response:
         raise WireError(f"initialize was answered with {response.get('error')}")
     await ask(trial, wire, "session/new", {"cwd": str(trial.folder), "mcpServers": []})
+
+
+async def _timed(
+    trial: Trial, wire: Wire, session_id: str, text: str, lasted_s: list[float]
+) -> None:
+    """Have a turn, and note how long it lasted, but for the time that the machine was busy."""
+    started_s, starved_s = time.monotonic(), starved(wire.pid)
+    await prompted(trial, wire, session_id, text)
+    lasted_s.append(time.monotonic() - started_s - (starved(wire.pid) - starved_s))
 
 
 def _memory_bytes(pids: set[int]) -> int:

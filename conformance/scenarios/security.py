@@ -169,7 +169,7 @@ async def ids_of_sessions(trial: Trial) -> None:
 
 async def _outside(trial: Trial) -> tuple[Client, str, Path]:
     """Return a client that refuses, a session in a folder, and the folder beside it."""
-    project, outside = trial.folder / "project", trial.folder / "outside"
+    project, outside = trial.folder / "project", trial.folder / "project-outside"
     project.mkdir()
     outside.mkdir()
     client = await trial.shared_client(permission="reject")

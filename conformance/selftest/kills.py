@@ -61,10 +61,15 @@ def write_kills(kills: Mapping[str, Kill], path: Path = RECORD) -> None:
 
 
 def uncaught(kills: Mapping[str, Kill]) -> list[str]:
-    """Return the rules whose breach is a failure and that no mutant has been seen to break."""
+    """Return the rules whose breach is a failure and that no mutant has been seen to break.
+
+    Mutants are reached over stdio, so that rules for other transports are not among them.
+    """
     broken = {rule for kill in kills.values() for rule in (kill.rule, *kill.also)}
     return [
-        rule.id for rule in manifest().values() if rule.level in FAILING and rule.id not in broken
+        rule.id
+        for rule in manifest().values()
+        if rule.level in FAILING and "stdio" in rule.transports and rule.id not in broken
     ]
 
 

@@ -1,26 +1,20 @@
-"""The clients that run on node: the official TypeScript SDK, and the command line client acpx.
-
-They are looked for in ``ACP_NODE_MODULES``, in ``node_modules`` here, and where npm keeps what was
-installed for everyone. Without them, or without node, these tests are skipped and say what is
-missing. Nothing is fetched.
-"""
+"""The clients that run on node: the official TypeScript SDK, and the command line client acpx."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from foreigners import ACPX, TYPESCRIPT_SDK, on_node
 from serve_rig import SERVE
 
 LIMIT_S = 60
-SDK, ACPX = "@agentclientprotocol/sdk", "acpx"
 
 # Prints one line of JSON about each thing that it does.
 EDITOR = """
@@ -29,8 +23,8 @@ import { Readable, Writable } from "node:stream";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const [modules, ...command] = process.argv.slice(2);
-const require = createRequire(modules + "/x.js");
+const [sdk, ...command] = process.argv.slice(2);
+const require = createRequire(sdk + "/x.js");
 const acp = await import(pathToFileURL(require.resolve("@agentclientprotocol/sdk")).href);
 const tell = (what, value) => console.log(JSON.stringify([what, value]));
 const agent = spawn(command[0], command.slice(1), { stdio: ["pipe", "pipe", "inherit"] });
@@ -77,24 +71,6 @@ tell("exit", await gone);
 """
 
 
-def modules_with(package: str) -> Path:
-    """Return the folder of node modules that has `package`; skip the test if there is none."""
-    if shutil.which("node") is None:
-        pytest.skip("SKIPPED: node is not installed, so no client that runs on it was tried")
-    places = [Path("node_modules").absolute()]
-    if own := os.environ.get("ACP_NODE_MODULES"):
-        places.insert(0, Path(own))
-    if (npm := shutil.which("npm")) is not None:
-        found = subprocess.run([npm, "root", "-g"], capture_output=True, text=True, check=False)
-        if found.returncode == 0:
-            places.append(Path(found.stdout.strip()))
-    for place in places:
-        if (place / package / "package.json").is_file():
-            return place
-    where = ", ".join(str(place) for place in places)
-    pytest.skip(f"SKIPPED: the npm package {package} is in none of {where}")
-
-
 async def ran(command: list[str], cwd: Path, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Run a command to its end; return its exit status and what it printed."""
     with anyio.fail_after(LIMIT_S):
@@ -110,10 +86,10 @@ async def ran(command: list[str], cwd: Path, env: dict[str, str] | None = None) 
 
 @pytest.mark.requirement("ACP-081", "ACP-084", "ACP-094", "ACP-062")
 async def test_a_session_through_the_typescript_sdk(tmp_path: Path) -> None:
-    modules = modules_with(SDK)
+    sdk = on_node(TYPESCRIPT_SDK)
     (tmp_path / "editor.mjs").write_text(EDITOR)
 
-    status, printed = await ran(["node", "editor.mjs", str(modules), *SERVE], tmp_path)
+    status, printed = await ran(["node", "editor.mjs", str(sdk), *SERVE], tmp_path)
 
     assert status == 0, printed
     told: dict[str, Any] = dict(
@@ -135,12 +111,12 @@ class Acpx:
     """acpx in one folder, with a home of its own."""
 
     def __init__(self, cwd: Path) -> None:
-        self._cli = modules_with(ACPX) / ACPX / "dist" / "cli.js"
+        self._cli = on_node(ACPX) / "dist" / "cli.js"
         self._cwd = cwd
         (cwd / "home").mkdir()
 
     async def __call__(self, *arguments: str) -> tuple[int, str]:
-        agent = ["--cwd", str(self._cwd), "--ttl", "5", "--agent", shlex.join(SERVE)]
+        agent = ["--cwd", str(self._cwd), "--ttl", "60", "--agent", shlex.join(SERVE)]
         env = {"HOME": str(self._cwd / "home")}
         return await ran(["node", str(self._cli), *agent, *arguments], self._cwd, env)
 

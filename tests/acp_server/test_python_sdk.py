@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import acp
 import anyio
 import pytest
 from acp import schema
+from foreigners import python_sdk_to_come
 from serve_rig import SERVE
 
 LIMIT_S = 20
@@ -84,7 +87,9 @@ async def connected(editor: Editor, cwd: Path) -> AsyncIterator[Any]:
 
 
 async def prompt(connection: Any, session: str, text: str) -> str:
-    answer = await connection.prompt(session_id=session, prompt=[acp.text_block(text)])
+    answer = await connection.prompt(
+        session_id=session, prompt=[schema.TextContentBlock(type="text", text=text)]
+    )
     return str(answer.stop_reason)
 
 
@@ -161,3 +166,24 @@ async def test_a_session_is_listed_and_loaded_by_the_next_process(tmp_path: Path
         users = [u for u in after.updates if isinstance(u, schema.UserMessageChunk)]
         assert [update.content.text for update in users] == ["say remembered then run echo done"]
         assert await prompt(connection, session, "say ok") == "end_turn"
+
+
+@pytest.mark.timeout(180)
+def test_all_of_this_holds_with_the_sdk_to_come(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--python-sdk") is not None:
+        assert Path(acp.__file__).is_relative_to(python_sdk_to_come())
+        return
+    others = "test_client_terminals.py::test_a_client_on_the_python_sdk_lends_its_tools"
+    command = [sys.executable, "-m", "pytest", "-q", "--python-sdk", str(python_sdk_to_come())]
+
+    done = subprocess.run(
+        [*command, __file__, str(Path(__file__).with_name(others))],
+        cwd=request.config.rootpath,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert "8 passed" in done.stdout.splitlines()[-1], done.stdout

@@ -1,19 +1,15 @@
-"""Agents that were not made by us: on the official SDKs of two languages.
-
-The one in TypeScript needs node and the package: ``npm install --no-save @agentclientprotocol/sdk``
-in the checkout, or its directory in TYPESCRIPT_SDK.
-"""
+"""Agents that were not made by us: on the official SDKs of two languages."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from foreigners import HERE, TYPESCRIPT_SDK, on_node, python_sdk_to_come
 from remoting import (
     assert_told_nothing_but_the_session,
     delegating,
@@ -31,31 +27,15 @@ from agent_core.permissions import Approval
 from agent_core.subagents import SubagentResult
 from agent_core.tools.pipeline import ToolExecution
 
-HERE = Path(__file__).parent / "foreign"
-PACKAGE = Path(
-    os.environ.get("TYPESCRIPT_SDK")
-    or Path(__file__).parents[2] / "node_modules/@agentclientprotocol/sdk"
-)
-NODE = shutil.which("node")
 LEAVES_BY_ITSELF: dict[str, Any] = {"exit_grace_s": 60}  # or the test runs into its limit
 
 
-@pytest.fixture(
-    params=[
-        pytest.param([sys.executable, str(HERE / "python_sdk_agent.py")], id="python"),
-        pytest.param(
-            [NODE or "node", str(HERE / "typescript_sdk_agent.mjs"), str(PACKAGE)],
-            id="typescript",
-            marks=pytest.mark.skipif(
-                NODE is None or not PACKAGE.is_dir(),
-                reason="NOT TRIED with the TypeScript SDK: there is no node, or no such package",
-            ),
-        ),
-    ]
-)
+@pytest.fixture(params=["python", "python to come", "typescript"])
 def foreigner(request: pytest.FixtureRequest) -> list[str]:
-    command: list[str] = request.param
-    return command
+    if request.param == "typescript":
+        return ["node", str(HERE / "typescript_sdk_agent.mjs"), str(on_node(TYPESCRIPT_SDK))]
+    sdk = [str(python_sdk_to_come())] if request.param == "python to come" else []
+    return [sys.executable, str(HERE / "python_sdk_agent.py"), *sdk]
 
 
 async def test_it_answers_and_leaves_at_the_end_of_its_input(

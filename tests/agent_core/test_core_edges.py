@@ -7,6 +7,8 @@ import json
 import os
 import queue
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -126,6 +128,21 @@ def test_records_below_the_threshold_are_dropped_without_a_look(
     assert callable(logger.warning)
 
     assert prepared == ["other"]
+
+
+def test_a_program_that_sets_up_no_logs_hears_of_warnings_only() -> None:
+    program = (
+        "from agent_core.logs import get_logger\n"
+        "log = get_logger('test')\n"
+        "log.info('turn_ended'), log.warning('turn_still_unwinding')"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+    )
+
+    assert "turn_still_unwinding" in done.stdout
+    assert "turn_ended" not in done.stdout + done.stderr
 
 
 # --- in a turn ------------------------------------------------------------------------------------

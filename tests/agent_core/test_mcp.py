@@ -513,6 +513,7 @@ async def test_a_program_that_only_talks_is_given_up(tmp_path):
         assert "not MCP messages" in at.notices[-1].description
 
 
+@pytest.mark.usefixtures("every_record")
 async def test_a_flood_on_stderr_holds_nothing_up_and_fills_no_log(tmp_path):
     with capture_logs() as logs:
         async with host(tmp_path) as at:

@@ -28,7 +28,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "cancel-ends-well",
         "A cancelled prompt ends as if nothing was.",
-        "cancel stop-reason",
+        "CAN-01 cancel stop-reason",
         (
             "session",
             '        except Cancelled:\n            reason = "cancelled"\n',
@@ -108,7 +108,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "works-on-after-the-cancel",
         "It answers a cancelled prompt and says the rest of it.",
-        "cancel updates order",
+        "CAN-02 UPD-02 cancel updates order",
         (
             "session",
             "        return await play(turn.text, self, self.call, self.loop)\n",
@@ -119,7 +119,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "sticky-cancel",
         "A cancel also ends the next turn of the session.",
-        "cancel next-turn",
+        "CAN-04 cancel next-turn",
         (
             "session",
             "            turn.cancel()\n\n    async def close",
@@ -155,7 +155,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "cancels-all-sessions",
         "A cancel ends the turns of all sessions.",
-        "cancel isolation",
+        "CAN-09 cancel isolation",
         (
             "methods",
             "                session.cancel()\n",
@@ -201,7 +201,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "cancels-when-convenient",
         "It notices a cancel after the command has ended by itself.",
-        "cancel processes latency",
+        "CAN-14 cancel processes latency",
         (
             "shell",
             "    try:\n        await command.run(show)\n    finally:\n",
@@ -212,7 +212,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "deaf-before-the-first-update",
         "A cancel in the first moments of a turn is lost.",
-        "cancel early",
+        "CAN-15 cancel early",
         (
             "session",
             "        if self.task is not None:\n            self.task.cancel()\n",
@@ -233,7 +233,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "waits-for-the-answer",
         "A cancelled turn waits until the client has answered the question.",
-        "cancel permissions hostile-client",
+        "CAN-10 cancel permissions hostile-client",
         (
             "permissions",
             "        except Cancelled:\n            self._connection.abandon(reply)\n            raise\n",
@@ -243,7 +243,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "late-yes-counts",
         "It runs the command if it is allowed to after the cancel.",
-        "cancel permissions security",
+        "CAN-11 cancel permissions security",
         (
             "permissions",
             "        except Cancelled:\n            self._connection.abandon(reply)\n            raise\n",
@@ -303,7 +303,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "queue-is-dropped",
         "Prompts that wait when a cancel comes are never answered.",
-        "cancel queue answered-once",
+        "CAN-18 cancel queue answered-once",
         (
             "session",
             "            turn.cancel()\n\n    async def close",
@@ -314,7 +314,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "cancels-later-prompts",
         "A prompt that comes right after the cancel is cancelled with the one before it.",
-        "cancel queue next-turn",
+        "CAN-26 cancel queue next-turn",
         (
             "session",
             "        self._turns.append(turn)\n",
@@ -336,7 +336,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "cancel-request-never-answers",
         "A prompt that is cancelled by $/cancel_request is never answered.",
-        "cancel-request answered-once",
+        "CAN-21 cancel-request answered-once",
         (
             "methods",
             "                self._turns[key].cancel()\n",
@@ -385,6 +385,18 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "commands",
             "            if not self.kill():\n                break\n",
             "            self.kill()\n            break\n",
+        ),
+    ),
+    mutant(
+        "early-cancel-is-an-error",
+        "A prompt that is cancelled before it has begun is answered with an error.",
+        "CAN-16 cancel stop-reason",
+        (
+            "session",
+            "            if not turn.is_cancelled:\n                reason",
+            "            if turn.is_cancelled:\n"
+            '                raise RpcError(INTERNAL_ERROR, "it had not begun")\n'
+            "            if not turn.is_cancelled:\n                reason",
         ),
     ),
 )

@@ -140,7 +140,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "breaks-on-decline",
         "A form that is declined makes the prompt fail.",
-        "elicitation",
+        "ELI-02 elicitation",
         (
             "tools",
             '        return Result("no answer was given")\n',
@@ -161,7 +161,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "keeps-terminals",
         "It never releases terminals.",
-        "terminals",
+        "TER-01 terminals",
         (
             "shell",
             '        released = self._request("terminal/release")\n        await',
@@ -171,7 +171,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "keeps-terminals-on-cancel",
         "It leaves the terminal alone when the turn is cancelled.",
-        "terminals cancel",
+        "ACT-15 terminals cancel",
         (
             "shell",
             "    finally:\n        await terminal.release()\n",
@@ -193,7 +193,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "shows-dead-terminals",
         "It puts a terminal into a tool call after it was released.",
-        "terminals tool-calls",
+        "TER-03 terminals tool-calls",
         (
             "shell",
             '        call.progress(content=[{"type": "terminal", "terminalId": terminal.terminal_id}])\n',
@@ -219,7 +219,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "uses-released-terminals",
         "It asks for the output of a terminal that it released.",
-        "terminals",
+        "TER-02 terminals",
         (
             "shell",
             "    finally:\n        await terminal.release()\n",

@@ -115,14 +115,14 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "login-in-vain",
         "After a login it still asks for one.",
-        "auth",
+        "INI-17 auth",
         ("methods", "        self._is_authenticated = True\n", ""),
         flags="--auth",
     ),
     mutant(
         "logout-in-vain",
         "After a logout it still opens sessions.",
-        "auth logout",
+        "INI-24 auth logout",
         ("methods", "        self._is_authenticated = not self._has_auth\n", ""),
         flags="--auth",
     ),

@@ -128,7 +128,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "one-line-a-read",
         "It takes one message from each read and drops the rest.",
-        "robustness coalesced-writes",
+        "FRM-06 robustness coalesced-writes",
         ("rpc", "        for line in lines:\n", "        for line in lines[:1]:\n"),
     ),
     mutant(

@@ -90,16 +90,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ("session", "        for server in self.servers:\n            await server.end()\n", ""),
     ),
     mutant(
-        "chatty-stderr",
-        "It logs every message on stderr.",
-        "stderr",
-        (
-            "rpc",
-            '        params = message.get("params")\n        if not has_id:',
-            '        params = message.get("params")\n        os.write(2, f"received {method}\\n".encode())\n        if not has_id:',
-        ),
-    ),
-    mutant(
         "floods-stderr",
         "It writes 300 KB to stderr in each turn, and waits until they are read.",
         "stderr",
@@ -141,7 +131,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         (
             "session",
             "        if self._model is not None:\n",
-            '        self.connection.__dict__.setdefault("kept", []).append(bytearray(2_000_000))\n'
+            '        self.connection.__dict__.setdefault("kept", []).append(b"x" * 2_000_000)\n'
             "        if self._model is not None:\n",
         ),
     ),
@@ -167,12 +157,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     # --- secrets and places ---------------------------------------------------------------------
-    mutant(
-        "commands-know-secrets",
-        "Commands get the keys in its environment.",
-        "security secrets",
-        ("commands", "        if not any(word in name.upper() for word in SECRET_WORDS)\n", ""),
-    ),
     mutant(
         "secrets-on-stderr",
         "It shows its environment on stderr.",

@@ -106,7 +106,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "same-folder-for-all",
         "Relative paths start from where it was started, not from the folder of the session.",
-        "session-new cwd",
+        "SES-07 session-new cwd",
         ("files", "os.path.join(self._roots[0], path)", "os.path.join(os.getcwd(), path)"),
         ("files", "for root in map(os.path.realpath, self._roots)", 'for root in ("/",)'),
         ("shell", "arguments, call.session.cwd)", 'arguments, ".")'),
@@ -319,7 +319,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "switch-uninvited",
         "It shows a switch to clients that take none.",
-        "config capabilities",
+        "CFG-07 config capabilities",
         ("session", "has_booleans=isinstance(has_switches, dict)", "has_booleans=True"),
     ),
     mutant(

@@ -241,7 +241,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "acts-before-the-answer",
         "It writes files before it is allowed to.",
-        "permissions security",
+        "PER-10 permissions security",
         (
             "tools",
             "        if name in _ASKED and not",
@@ -297,7 +297,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "once-is-always",
         "What was allowed once is always allowed.",
-        "permissions",
+        "PER-16 permissions",
         (
             "permissions",
             'if kind in ("allow_always", "reject_always"):',

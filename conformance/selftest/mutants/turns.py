@@ -33,7 +33,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "no-stop-reason",
         "Its answer to a prompt has no stop reason.",
-        "prompt stop-reason schema",
+        "PRM-01 prompt stop-reason schema",
         ("session", 'answer({"stopReason": reason})', "answer({})"),
     ),
     mutant(
@@ -60,7 +60,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "wrong-session",
         "What it says in the second session goes to the first.",
-        "updates isolation",
+        "SES-15 updates isolation",
         (
             "session",
             '        self.connection.notify("session/update", {"sessionId": self.id, "update": update})\n',
@@ -114,7 +114,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "dead-after-the-first-turn",
         "The second prompt of a session is never answered.",
-        "prompt answered-once",
+        "PRM-10 prompt answered-once",
         ("session", "        self._turns.popleft()\n", "        self.is_used = True\n"),
         (
             "session",
@@ -299,6 +299,18 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "checks",
             "    if kind not in _BLOCKS:\n        raise",
             '    if kind not in _BLOCKS or "_meta" in block:\n        raise',
+        ),
+    ),
+    mutant(
+        "updates-for-nobody",
+        "It tells the title of a session under another id.",
+        "UPD-01 updates",
+        (
+            "session",
+            '            self.update({"sessionUpdate": "session_info_update", "title": title}, is_kept=False)\n',
+            '            shown = {"sessionUpdate": "session_info_update", "title": title}\n'
+            '            params = {"sessionId": f"{self.id}-title", "update": shown}\n'
+            '            self.connection.notify("session/update", params)\n',
         ),
     ),
 )

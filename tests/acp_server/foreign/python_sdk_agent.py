@@ -1,13 +1,19 @@
-"""An agent on the official Python SDK: the first word of a prompt says what it does."""
+"""An agent on the official Python SDK: the first word of a prompt says what it does.
+
+Argument: the directory that has the SDK, if it is not the one that is installed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from typing import Any
 
-import acp
-from acp import schema
+sys.path[:0] = sys.argv[1:]
+
+import acp  # noqa: E402 - found where the argument says
+from acp import schema  # noqa: E402
 
 OPTIONS = [
     schema.PermissionOption(option_id="go", name="Allow", kind="allow_once"),
@@ -49,10 +55,18 @@ class Foreigner:
         self.cancelled.set()
 
     async def say(self, text: str) -> None:
-        await self.client.session_update("theirs", acp.update_agent_message_text(text))
+        content = schema.TextContentBlock(type="text", text=text)
+        chunk = schema.AgentMessageChunk(session_update="agent_message_chunk", content=content)
+        await self.client.session_update("theirs", chunk)
 
     async def ask(self, session_id: str) -> None:
-        call = acp.start_tool_call("c", "Delete it", kind="delete", status="pending")
+        call = schema.ToolCallStart(
+            session_update="tool_call",
+            tool_call_id="c",
+            title="Delete it",
+            kind="delete",
+            status="pending",
+        )
         await self.client.session_update(session_id, call)
         about = schema.ToolCallUpdate(tool_call_id="c")
         answer = await self.client.request_permission(
