@@ -41,6 +41,7 @@ conformance: $(READY)-dev ## judge our own agent by stdio, WebSocket and HTTP, a
 	@for scheme in ws http; do \
 	  $(BIN)/python -m conformance run --url $$scheme://127.0.0.1:7451/acp -- $(BIN)/acp-agent serve --listen 127.0.0.1:7451 || exit 1; \
 	done
+	@$(BIN)/python -m conformance run --only PRO -- $(BIN)/acp-agent serve
 	@$(BIN)/python -m conformance run --script-model --only MOD --env ACP_AGENT_MODEL=openai:any -- $(BIN)/acp-agent serve
 	@$(BIN)/python -m conformance selftest
 

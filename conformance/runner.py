@@ -61,12 +61,16 @@ def select(words: Sequence[str], *, is_quick: bool = False) -> list[Scenario]:
         ValueError: A word means nothing.
     """
     scenarios.load()
-    chosen = [each for each in SCENARIOS.values() if each.is_quick or not is_quick]
+    chosen = [
+        each for each in SCENARIOS.values() if each.is_on_demand or each.is_quick or not is_quick
+    ]
     for word in words:
         if not any(_is_meant(each, word) for each in chosen):
             raise ValueError(f"no scenario and no rule begins with {word!r}")
     if words:
         chosen = [each for each in chosen if any(_is_meant(each, word) for word in words)]
+    else:
+        chosen = [each for each in chosen if not each.is_on_demand]
     return sorted(chosen, key=lambda each: -(each.limit_s or 0))
 
 
@@ -337,5 +341,5 @@ def _silence(transcripts: Iterable[Transcript]) -> str:
 
 def _is_meant(scenario: Scenario, word: str) -> bool:
     """Say whether a scenario can tell about a word; what is judged anyway, every one can."""
-    rules = (*scenario.rules, *judges.rules())
+    rules = (*scenario.rules, *(() if scenario.is_on_demand else judges.rules()))
     return scenario.name.startswith(word) or any(each.startswith(word.upper()) for each in rules)

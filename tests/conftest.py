@@ -28,6 +28,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--python-sdk", help="the folder with the Python SDK to test with")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are processors: most tests wait for a process half of the time."""
+    return min(8, _n_processors() + 1)
+
+
+def _n_processors() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if (over := metafunc.definition.get_closest_marker("transports")) is not None:
         metafunc.fixturenames.append("_transport")

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from anyio.abc import TaskGroup
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
+
+from conformance.processes import MARKER, kill, living_family
 
 TOKEN = "a-good-token-0123456789"
 LIMIT_S = 20
@@ -77,9 +80,9 @@ async def listening(
     state = tmp_path / "state"
     command = [*under, sys.executable, "-m", "acp_server", "serve", "--listen", listen]
     command += ["--state-dir", str(state), "--config", str(config), *flags]
-    process = await anyio.open_process(
-        command, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})}
-    )
+    mark = uuid.uuid4().hex
+    env = {**os.environ, MARKER: mark, **(env or {})}
+    process = await anyio.open_process(command, stdin=subprocess.DEVNULL, env=env)
     server = Server(process, state)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.hear)
@@ -92,10 +95,11 @@ async def listening(
                     assert await process.wait() == 0, server.said
                 assert "Traceback" not in server.said, server.said
         finally:
-            if process.returncode is None:
-                process.kill()
-                with anyio.CancelScope(shield=True):
-                    await process.wait()
+            # Of a server that was killed, by the test or here, commands may be left.
+            root = {process.pid} if process.returncode is None else set()
+            kill(living_family(root, f"{MARKER}={mark}"))
+            with anyio.CancelScope(shield=True):
+                await process.wait()
             tasks.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
                 await process.aclose()

@@ -27,11 +27,13 @@ def only_what_was_offered_is_asked_for(conversation: Conversation) -> Iterator[F
         if not call.is_agents:
             continue
         if call.method in FILES:
-            is_offered = files.get(FILES[call.method]) is True
-            yield Finding("ASK-01", call.at, "" if is_offered else f"{call.method} uninvited")
+            offer = files.get(FILES[call.method])
+            if _is_plain(offer):
+                yield Finding("ASK-01", call.at, "" if offer else f"{call.method} uninvited")
         elif call.method.startswith("terminal/"):
-            is_offered = offered.get("terminal") is True
-            yield Finding("ASK-02", call.at, "" if is_offered else f"{call.method} uninvited")
+            offer = offered.get("terminal")
+            if _is_plain(offer):
+                yield Finding("ASK-02", call.at, "" if offer else f"{call.method} uninvited")
         elif call.method == "elicitation/create":
             mode = call.params.get("mode")
             is_offered = isinstance(mode, str) and elicitation.get(mode) is not None
@@ -44,6 +46,11 @@ def only_what_was_offered_is_asked_for(conversation: Conversation) -> Iterator[F
             yield Finding("ASK-02", end)
         if not elicitation:
             yield Finding("ASK-03", end)
+
+
+def _is_plain(offer: object) -> bool:
+    """Say whether it is clear what is offered; other scenarios are about what is not."""
+    return offer is None or isinstance(offer, bool)
 
 
 @judge("ASK-04")

@@ -36,6 +36,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """All that it may observe something about."""
     is_quick: bool
     """Whether it belongs to the short form of a run."""
+    is_on_demand: bool = False
+    """Whether it is played only when it, or one of its rules, is named."""
     limit_s: float | None
     """Seconds it may take in all, where the usual limit is not enough."""
 
@@ -45,13 +47,17 @@ SCENARIOS: Final[dict[str, Scenario]] = {}
 
 
 def scenario(
-    *rules: str, is_quick: bool = False, limit_s: float | None = None
+    *rules: str,
+    is_quick: bool = False,
+    is_on_demand: bool = False,
+    limit_s: float | None = None,
 ) -> Callable[[Play], Play]:
     """Register a coroutine function as a scenario. Its docstring's first line says what it does.
 
     Args:
         rules: All that it may observe something about.
         is_quick: Whether it belongs to the short form of a run.
+        is_on_demand: Whether it is played only when it, or one of its rules, is named.
         limit_s: Seconds it may take in all, where the usual limit is not enough.
     """
 
@@ -63,6 +69,7 @@ def scenario(
             play=play,
             rules=rules,
             is_quick=is_quick,
+            is_on_demand=is_on_demand,
             limit_s=limit_s,
         )
         return play

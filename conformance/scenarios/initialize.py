@@ -37,7 +37,7 @@ LATER: Final[Message] = {
     "_meta": {"example.org/anything": {"a": [None]}},
 }
 MALFORMED: Final[Message] = {
-    "fs": "yes",
+    "fs": {"readTextFile": "yes", "writeTextFile": 1},
     "terminal": {},
     "session": 5,
     "auth": ["terminal"],
@@ -133,7 +133,7 @@ async def strange_capabilities_are_passed_over(trial: Trial) -> None:
             wire = await trial.wire()
             response = await ask(trial, wire, "initialize", _hello(capabilities))
             it.that("result" in response, f"initialize was answered with {response.get('error')}")
-            await _short_core(trial, wire)
+            await _short_core(trial, wire, "read", path=str(trial.folder / "notes.txt"))
             asked = sorted({str(each["method"]) for each in wire.received if _is_lent(each)})
             it.that(not asked, f"it asked for {', '.join(asked)}")
 
@@ -249,13 +249,15 @@ async def registry_looks_at_the_agent(trial: Trial) -> None:
         it.that(isinstance(methods, list) and methods, "it offers no way to log in")
 
 
-async def _short_core(trial: Trial, wire: Wire) -> None:
-    """Open a session and, where it is known how, have a turn."""
+async def _short_core(trial: Trial, wire: Wire, *situation: str, **fill: object) -> None:
+    """Open a session and, where it is known how, have a turn, and one for another situation."""
     new = await ask(trial, wire, "session/new", _new(trial))
     if error_code(new) == AUTH_REQUIRED:
         return
     session_id = str((new.get("result") or {}).get("sessionId"))
     await prompted(trial, wire, session_id, trial.say("hello"))
+    for each in situation:
+        await prompted(trial, wire, session_id, trial.say(each, **fill))
 
 
 async def _refused(trial: Trial) -> Wire:

@@ -93,7 +93,7 @@ async def terminated_in_a_turn(trial: Trial) -> None:
 
 @scenario("PRC-05", "PRC-11")
 async def home_that_cannot_be_written(trial: Trial) -> None:
-    """Start with a home that not even the superuser can write, since it is no folder; and with none."""
+    """Start with a home that nobody can write, since it is no folder, and with none at all."""
     needs_pipe(trial)
     file = trial.folder / "file"
     file.write_text("", encoding="utf-8")

@@ -241,7 +241,7 @@ def _register(name: str, profile: Profile) -> None:
 
     play.__name__ = play.__qualname__ = scenario_name(name)
     play.__doc__ = f"Talk as {profile.title} does."
-    scenario(profile.rule)(play)
+    scenario(profile.rule, is_on_demand=True)(play)
 
 
 for _name, _profile in profiles().items():

@@ -37,8 +37,10 @@ async def undisturbed(server: Server, cwd: Path) -> AsyncIterator[None]:
         )
         await other.choose(await other.question(), "allow-once")
         await other.until(lambda: "in_progress" in statuses(other, session))
-        yield
-        (cwd / "go").touch()
+        try:
+            yield
+        finally:
+            (cwd / "go").touch()
         assert await other.stop_reason(answer) == "end_turn"
         assert statuses(other, session)[-1] == "completed"
         assert other.close_code is None

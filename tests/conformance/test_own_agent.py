@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(180)
 SERVE = [sys.executable, "-m", "acp_server", "serve"]
 
 
 def judged(folder: Path, *options: str, agent: list[str]) -> dict[str, Any]:
     path = folder / "report.json"
+    command = [sys.executable, "-m", "conformance", "run", "--time-limit", "150"]
     done = subprocess.run(
-        [sys.executable, "-m", "conformance", "run", "--json", str(path), *options, "--", *agent],
+        [*command, "--json", str(path), *options, "--", *agent],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=170,  # it ends before, and ends what it started
         check=False,
     )
     assert path.exists(), done.stdout + done.stderr
