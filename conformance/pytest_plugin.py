@@ -49,6 +49,7 @@ def pytest_collection_modifyitems(
     """Add a test for each rule, if an agent was named."""
     if not config.getoption("--acp-agent"):
         return
+    _target(config)  # what is wrong with the options is said before anything runs
     collector: _Agent = _Agent.from_parent(session, name="acp-agent", nodeid="acp-agent")
     items.extend(collector.collect())
 

@@ -80,13 +80,13 @@ def _judge_step(call: _ToolCall, update: Update) -> Iterator[Finding]:
 @judge("TUL-08")
 def tool_calls_wait_for_the_permission(conversation: Conversation) -> Iterator[Finding]:
     """A call does not run while the person is asked whether it may."""
-    status: dict[tuple[str | None, object], object] = {}
-    acts: set[tuple[str | None, object]] = set()  # others may ask about a part of what they do
+    status: dict[tuple[str | None, str], object] = {}
+    acts: set[tuple[str | None, str]] = set()  # others may ask about a part of what they do
     updates = iter([*conversation.updates])
     update = next(updates, None)
     for question in conversation.asked("session/request_permission", of_agent=False):
         while update is not None and update.at < question.at:
-            key: tuple[str | None, object] = update.session_id, update.body.get("toolCallId")
+            key: tuple[str | None, str] = update.session_id, str(update.body.get("toolCallId"))
             if update.kind in ("tool_call", "tool_call_update"):
                 status[key] = update.body.get("status", status.get(key))
                 if update.body.get("kind") in ACTS:
@@ -94,7 +94,7 @@ def tool_calls_wait_for_the_permission(conversation: Conversation) -> Iterator[F
             update = next(updates, None)
         asked = question.params.get("toolCall")
         call_id = asked.get("toolCallId") if isinstance(asked, dict) else None
-        key = question.session_id, call_id
+        key = question.session_id, str(call_id)
         is_running = key in acts and status.get(key) == "in_progress"
         wrong = f"{call_id!r} is in_progress while it is asked about" if is_running else ""
         yield Finding("TUL-08", question.at, wrong)

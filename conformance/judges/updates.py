@@ -51,12 +51,12 @@ def updates_name_known_sessions(conversation: Conversation) -> Iterator[Finding]
 @judge("UPD-09")
 def costs_add_up(conversation: Conversation) -> Iterator[Finding]:
     """What a session has cost never gets less."""
-    spent: dict[tuple[str, object], float] = {}
+    spent: dict[tuple[str, str], float] = {}
     for update in conversation.updates:
         cost = _dict(update.body.get("cost")) if update.kind == "usage_update" else {}
         amount = cost.get("amount")
         if isinstance(amount, int | float):
-            key = update.session_id, cost.get("currency")
+            key = update.session_id, str(cost.get("currency"))
             before, spent[key] = spent.get(key, amount), amount
             wrong = f"{amount} after {before}" if amount < before else ""
             yield Finding("UPD-09", update.at, wrong)

@@ -61,11 +61,15 @@ def _areas(report: Report) -> str:
     for verdict in report.verdicts:
         areas.setdefault(manifest()[verdict.rule].area, []).append(verdict)
     parts = []
-    for area, rows in areas.items():
-        rows.sort(key=lambda each: ORDER.index(each.status))
+    for area, rows in sorted(areas.items(), key=lambda each: min(map(_rank, each[1]))):
+        rows.sort(key=_rank)
         shown = "\n".join(_rule(report, each) for each in rows)
         parts.append(f"<section><h2>{escape(area)}</h2>\n{shown}\n</section>")
     return "\n".join(parts)
+
+
+def _rank(verdict: Verdict) -> int:
+    return ORDER.index(verdict.status)
 
 
 def _rule(report: Report, verdict: Verdict) -> str:

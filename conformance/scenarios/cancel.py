@@ -6,7 +6,15 @@ from typing import Final
 
 from conformance.client import Client
 from conformance.commands import Sleeper
-from conformance.moments import answer_of, asleep, first_chunk, is_answered, question, quiet
+from conformance.moments import (
+    answer_of,
+    asleep,
+    first_chunk,
+    is_answered,
+    question,
+    quiet,
+    tool_calls,
+)
 from conformance.scenarios import scenario
 from conformance.stopping import AFTER_STOP, settle, stop
 from conformance.trial import Trial
@@ -87,7 +95,7 @@ async def cancel_while_the_model_is_silent(trial: Trial) -> None:
     await stop(trial, client, session_id, turn, rule="CAN-15", moment="while the model is silent")
 
 
-@scenario("CAN-06", "CAN-14", *AFTER_STOP, is_quick=True)
+@scenario("CAN-06", "CAN-14", "CAN-28", *AFTER_STOP, is_quick=True)
 async def cancel_while_a_command_runs(trial: Trial) -> None:
     """Cancel a turn that runs a command."""
     client, session_id = await trial.shared_session(permission="allow")
@@ -99,6 +107,10 @@ async def cancel_while_a_command_runs(trial: Trial) -> None:
         with trial.expect("CAN-06") as it:
             is_gone = await sleeper.is_gone(trial.target.timeout_s)
             it.that(is_gone, "the command runs on after the turn")
+        with trial.expect("CAN-28") as it:
+            calls = tool_calls(client.wire, session_id).values()
+            told = [each.get("title") for each in calls if each.get("status") == "completed"]
+            it.that(not told, f"shown as completed: {told[:1]}")
 
 
 @scenario("CAN-07", "CAN-14", *AFTER_STOP)

@@ -13,8 +13,8 @@ from conformance.editor import CAPABILITIES, Editor
 from conformance.moments import answer_of, asleep, quiet, tool_calls, updates
 from conformance.scenarios import scenario
 from conformance.stopping import NATURAL
-from conformance.trace import Message
-from conformance.trial import Trial
+from conformance.trace import Message, WireError
+from conformance.trial import NotBroughtAbout, Trial
 
 PARTS: Final[dict[str, Message]] = {
     "reading files": {"fs": {"readTextFile": True, "writeTextFile": False}},
@@ -52,6 +52,38 @@ async def an_editor_lends_a_part(trial: Trial) -> None:
                 made = (folder / "made.txt").exists() and (folder / "ran").exists()
                 it.that(made, f"offered {what} only, it could not write and run a command")
         await trial.leave(client)
+
+
+@scenario("TER-04")
+async def a_terminal_comes_late(trial: Trial) -> None:
+    """Leave the request for a terminal open, cancel the turn, and make the terminal then."""
+    client, session_id = await trial.session(CAPABILITIES, permission="allow")
+    wire = client.wire
+    wire.answer["terminal/create"] = lambda params: None
+    for method in ("terminal/release", "terminal/kill"):
+        wire.answer[method] = lambda params: {}
+    limit_s = trial.target.timeout_s
+    turn = client.prompt(session_id, trial.say("command", command="sleep 100"))
+    try:
+        asked = await wire.receive(lambda each: _wants(each, "terminal/create"), limit_s)
+    except WireError:
+        raise NotBroughtAbout("the agent asked for no terminal") from None
+    client.cancel(session_id)
+    await quiet(trial, wire)
+    wire.reply(asked["id"], {"terminalId": "late"})
+    with trial.expect("TER-04"):
+        await wire.receive(_gives_up, trial.target.timeout_s)
+        await answer_of(trial, client, turn)
+
+
+def _wants(message: Message, method: str) -> bool:
+    return message.get("method") == method and "id" in message
+
+
+def _gives_up(message: Message) -> bool:
+    params = message.get("params")
+    is_its = isinstance(params, dict) and params.get("terminalId") == "late"
+    return is_its and message.get("method") in ("terminal/release", "terminal/kill")
 
 
 async def _read_an_open_file(trial: Trial, client: Client, session_id: str, editor: Editor) -> None:

@@ -164,7 +164,7 @@ async def question_to_a_client_without_forms(trial: Trial) -> None:
         it.that(not asked, "it asked by elicitation/create")
 
 
-@scenario("ELI-02", "ELI-03")
+@scenario("ELI-02", "ELI-03", "ELI-04")
 async def questions_and_their_answers(trial: Trial) -> None:
     """Make the agent ask by a form; answer, decline, dismiss, fail, and answer nonsense."""
     client, session_id = await trial.session(FORMS)
@@ -184,7 +184,9 @@ async def questions_and_their_answers(trial: Trial) -> None:
         trial.brought_about(asked, "it asked nothing")
         for reply in ANSWERS:
             answer(reply)
-            await ask(trial, wire, "session/prompt", _text(session_id, said))
+            response = await ask(trial, wire, "session/prompt", _text(session_id, said))
+            with trial.expect("ELI-04") as its_end:
+                its_end.that(not is_error(response), f"{reply} led to {response.get('error')}")
         del wire.answer["elicitation/create"]
         await ask(trial, wire, "session/prompt", _text(session_id, said))
     with trial.expect("ELI-03"):

@@ -217,9 +217,14 @@ def _copy_of_session(trial: Trial, session_id: str) -> str | None:
 
 
 def _strange_paths(text: str, known: tuple[str, ...]) -> list[str]:
-    """Return the paths in a text that there are and that begin with none of `known`."""
+    """Return the paths in a text that there are, or could be, and begin with none of `known`."""
     found: list[str] = PATHS.findall(text)
-    return [path for path in found if not path.startswith(known) and Path(path).exists()]
+    return [path for path in found if not path.startswith(known) and _could_be(Path(path))]
+
+
+def _could_be(path: Path) -> bool:
+    """Say whether there is such a file, or the folder for it, which is not the root."""
+    return path.exists() or (path.parent != Path("/") and path.parent.is_dir())
 
 
 def _keeps(it: Check, wire: Wire, secret: str) -> None:

@@ -54,6 +54,10 @@ def change(**body: Any) -> Entry:
     return update("tool_call_update", **({"toolCallId": "c1"} | body))
 
 
+def cost(amount: float) -> Message:
+    return {"amount": amount, "currency": "USD"}
+
+
 def ends(reason: str = "end_turn", id: Any = 3) -> Entry:
     return got(id=id, result={"stopReason": reason})
 
@@ -104,6 +108,7 @@ CHOICE = {
     "options": [{"value": "a", "name": "A"}],
 }
 SWITCH = {"id": "x", "name": "X", "type": "boolean", "currentValue": True}
+SLASHED = {"name": "/plan", "description": "Show a plan"}
 ERROR = {"code": -32602, "message": "Invalid params"}
 
 BROKEN: list[tuple[str, list[Entry]]] = [
@@ -145,6 +150,10 @@ BROKEN: list[tuple[str, list[Entry]]] = [
     ("UPD-05", [*opened(), call(locations=[{"path": "a.txt"}])]),
     ("UPD-05", [*opened(), call(content=[{"type": "diff", "path": "a", "newText": ""}])]),
     ("UPD-06", [*opened(), call(locations=[{"path": "/a", "line": 0}])]),
+    ("UPD-07", [*opened()[:3], chunk(), got(id=2, result={"sessionId": S})]),
+    ("UPD-08", [*opened(), *(chunk(messageId=f"m{n}") for n in range(8))]),
+    ("UPD-09", [*opened(), *(update("usage_update", cost=cost(n)) for n in (2, 1))]),
+    ("UPD-10", [*opened(), update("available_commands_update", availableCommands=[SLASHED])]),
     ("TUL-01", [*opened(), call(), call()]),
     ("TUL-02", [*opened(), change(status="completed")]),
     ("TUL-03", [*opened(), call(status="completed"), change(status="in_progress")]),
@@ -152,6 +161,7 @@ BROKEN: list[tuple[str, list[Entry]]] = [
     ("TUL-05", [*opened(), call(title="")]),
     ("TUL-07", [*opened(), call(status="completed"), change(title="Another")]),
     ("TUL-06", [*opened(), call(status="in_progress"), ends()]),
+    ("TUL-08", [*opened(), call(kind="execute", status="in_progress"), permission()]),
     ("ASK-01", [*opened({"fs": {"writeTextFile": True}}), READS]),
     ("ASK-02", [*opened(), MAKES]),
     ("ASK-03", [*opened({"elicitation": {"url": {}}}), FORM]),

@@ -24,7 +24,7 @@ AGENT = Path(__file__).with_name("bad_agent.py")
 
 
 def test_the_published_schema_is_that_of_the_reports() -> None:
-    assert json.loads(SCHEMA.read_bytes()) == data.schema()
+    assert json.loads(SCHEMA.read_bytes()) == json.loads(json.dumps(data.schema()))
 
 
 def test_a_real_report_fits_the_published_schema(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def action() -> Any:
 
 
 def judging(action: Any) -> Any:
-    return next(step for step in action["runs"]["steps"] if step["name"] == "Judge the agent")
+    return next(step for step in action["runs"]["steps"] if step.get("name") == "Judge the agent")
 
 
 def test_every_flag_of_the_action_is_one_of_the_suites(action: Any) -> None:

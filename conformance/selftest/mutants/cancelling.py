@@ -212,7 +212,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "deaf-before-the-first-update",
         "A cancel in the first moments of a turn is lost.",
-        "CAN-15 cancel early",
+        "CAN-17 cancel early",
         (
             "session",
             "        if self.task is not None:\n            self.task.cancel()\n",
@@ -283,7 +283,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "completes-cancelled-calls",
         "Tool calls that a cancel has stopped are told as completed.",
-        "cancel tool-calls final-status",
+        "CAN-28 cancel tool-calls final-status",
         (
             "tools",
             "        call.finish(Result(told, is_error=True))\n        raise\n",
@@ -350,17 +350,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ("shell", "    finally:\n        await command.end()\n", "    finally:\n        pass\n"),
     ),
     mutant(
-        "answers-before-the-end",
-        "It answers a cancelled prompt before its command is dead.",
-        "cancel processes",
-        (
-            "shell",
-            "    finally:\n        await command.end()\n",
-            "    finally:\n        later = call.session.loop.sleep(1.0)\n"
-            "        later.watch(lambda: call.session.loop.spawn(command.end()) and None)\n",
-        ),
-    ),
-    mutant(
         "leaves-grandchildren",
         "A cancel kills the command and not what left its process group.",
         "cancel processes setsid",
@@ -397,6 +386,16 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "            if turn.is_cancelled:\n"
             '                raise RpcError(INTERNAL_ERROR, "it had not begun")\n'
             "            if not turn.is_cancelled:\n                reason",
+        ),
+    ),
+    mutant(
+        "silence-ends-well",
+        "A turn that is cancelled before it has said anything ends as if nothing was.",
+        "CAN-15 cancel early stop-reason",
+        (
+            "session",
+            '        except Cancelled:\n            reason = "cancelled"\n',
+            '        except Cancelled:\n            reason = "cancelled" if self._message_kind else "end_turn"\n',
         ),
     ),
 )

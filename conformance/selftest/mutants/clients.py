@@ -140,7 +140,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "breaks-on-decline",
         "A form that is declined makes the prompt fail.",
-        "ELI-02 elicitation",
+        "ELI-04 elicitation",
         (
             "tools",
             '        return Result("no answer was given")\n',
@@ -148,13 +148,15 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     mutant(
-        "believes-any-answer",
-        "It takes an answer that is none of the choices it gave.",
-        "elicitation hostile-client",
+        "waits-for-forms",
+        "A form that is dismissed keeps the turn for ever.",
+        "ELI-02 elicitation",
         (
             "tools",
-            '        raise ToolError("the answer is none of the choices")\n',
-            "        pass\n",
+            '    content = result.get("content") if isinstance(result, dict) else None\n    text = content',
+            '    if isinstance(result, dict) and result.get("action") == "cancel":\n'
+            "        await session.loop.sleep(3600)\n"
+            '    content = result.get("content") if isinstance(result, dict) else None\n    text = content',
         ),
     ),
     # --- terminals ------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "keeps-late-terminals",
         "A terminal that is made while the turn is being cancelled stays.",
-        "terminals cancel hostile-client",
+        "TER-04 terminals cancel hostile-client",
         ("shell", "            self._session.loop.spawn(self._release_later())\n", ""),
     ),
     mutant(
@@ -243,16 +245,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         ("shell", '            "cwd": self._session.cwd,\n', '            "cwd": ".",\n'),
     ),
     # --- odd clients ----------------------------------------------------------------------------
-    mutant(
-        "fails-on-null",
-        "It takes null in an optional place for a mistake.",
-        "robustness null",
-        (
-            "checks",
-            "    if items is None:\n        return []\n",
-            "    if key not in value:\n        return []\n",
-        ),
-    ),
     mutant(
         "fails-on-unknown-members",
         "It refuses params with members that it does not know.",

@@ -56,7 +56,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "history-of-all-sessions",
         "The model is told what was said in other sessions.",
-        "history isolation",
+        "MOD-09 history isolation",
         (
             "session",
             '        self.log.append({"message": message})\n',

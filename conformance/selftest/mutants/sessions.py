@@ -392,4 +392,14 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             '        if mode not in MODES or mode == "read":\n',
         ),
     ),
+    mutant(
+        "empty-session-ids",
+        "The answer to session/new has an empty id.",
+        "SES-01 session-new",
+        (
+            "methods",
+            'return {"sessionId": session.id, **session.state()}',
+            'return {"sessionId": "", **session.state()}',
+        ),
+    ),
 )

@@ -309,4 +309,14 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "self._decided[subject] = True",
         ),
     ),
+    mutant(
+        "commands-start-elsewhere",
+        "Its commands start where it was started, not in the folder of the session.",
+        "ACT-01 tool-calls cwd",
+        (
+            "shell",
+            "Command(call.session.loop, arguments, call.session.cwd)",
+            'Command(call.session.loop, arguments, ".")',
+        ),
+    ),
 )
