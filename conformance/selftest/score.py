@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from conformance.manifest import FAILING, manifest
-from conformance.runner import run
+from conformance.runner import run, select
 from conformance.scenarios import SCENARIOS, Scenario, load
 from conformance.selftest.build import command
 from conformance.selftest.kills import Kill, Setting
@@ -74,13 +74,12 @@ def settings_of(mutant: Mutant) -> tuple[Setting, ...]:
 
 
 def likely(mutant: Mutant) -> list[Scenario]:
-    """Return all scenarios, those first that are about what the mutant is about.
+    """Return the scenarios of a run, those first that are about what the mutant is about.
 
     First come those that tell about a rule that the mutant names, then those in whose words the
     areas are found that it names, and of equals the quick ones.
     """
-    load()
-    return sorted(SCENARIOS.values(), key=lambda each: -_likeness(mutant, each))
+    return sorted(select(()), key=lambda each: -_likeness(mutant, each))
 
 
 async def score(
@@ -200,7 +199,7 @@ def _wanted(
     """Return what is to be played to the sound agent, by its flags and the setting."""
     if is_whole:
         return {
-            (MUTANTS[name].flags, setting): list(SCENARIOS.values())
+            (MUTANTS[name].flags, setting): select(())
             for name in names
             for setting in settings_of(MUTANTS[name])
         }
@@ -285,10 +284,11 @@ def _likeness(mutant: Mutant, scenario: Scenario) -> float:
             scenario.says,
             *(f"{manifest()[rule].area} {manifest()[rule].says}" for rule in scenario.rules),
         )
-    ).lower()
+    )
+    words = {word.rstrip("s") for word in re.findall("[a-z]+", told.lower())}
     likeness = 0.5 * scenario.is_quick - (scenario.limit_s or 0) / 1000
     for word in mutant.expects:
         if word in scenario.rules:
             likeness += 100
-        likeness += sum(part.rstrip("s") in told for part in word.lower().split("-"))
+        likeness += sum(part.rstrip("s") in words for part in word.lower().split("-"))
     return likeness

@@ -224,6 +224,12 @@ SOUND: dict[str, list[Entry]] = {
         change(status="failed"),
         ends(),
     ],
+    "a message of many pieces, and what it cost": [
+        *opened(),
+        *(chunk(messageId="m1") for _ in range(8)),
+        *(update("usage_update", used=1, size=9, cost=cost(n)) for n in (1, 1, 2)),
+        ends(),
+    ],
     "a form": [*opened({"elicitation": {"form": {}}}), FORM, ends()],
     "a load": [
         *opened(),
