@@ -264,9 +264,9 @@ def _unreachable(place: str, exc: OSError) -> SocketError:
     if isinstance(exc, ssl.SSLError):
         return SocketError(f"cannot connect to {place}: it does not speak TLS as it should")
     # Of several addresses each has its own reason, and asyncio writes them into one text.
-    reason = os.strerror(exc.errno) if (exc.errno or 0) > 0 else exc.strerror
-    reason = reason or "none of its addresses can be reached"
-    return SocketError(f"cannot connect to {place}: {reason}")
+    known = os.strerror(exc.errno) if exc.errno is not None and exc.errno > 0 else exc.strerror
+    why = known or "none of its addresses can be reached"
+    return SocketError(f"cannot connect to {place}: {why}")
 
 
 def _refused(place: str, refusal: InvalidStatus, *, has_token: bool) -> SocketError:

@@ -1,4 +1,4 @@
-"""A tiny agent that is bad in one way: ``bad_agent.py WAY TOKEN``. The token marks its processes."""
+"""A tiny agent that is bad in one way: ``bad_agent.py WAY TOKEN``. TOKEN marks what it starts."""
 
 from __future__ import annotations
 
