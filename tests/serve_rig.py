@@ -99,7 +99,8 @@ async def served_here(
 ) -> AsyncIterator[tuple[Client, Backend]]:
     """A client of a fresh agent in this process, and what the agent runs on."""
     outbox, queued = anyio.create_memory_object_stream[bytes](float("inf"))
-    wire = Wire(cast(Any, _Here()), "served=here", outbox)
+    here = cast(Any, _Here())  # nothing is read from it: `_Lines` brings what is said
+    wire = Wire(here, outbox, here, "served=here")
     failure: Exception | None = None
     async with outbox, queued, anyio.create_task_group() as tasks:
         connection = Connection(_Lines(wire), tasks)

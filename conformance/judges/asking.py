@@ -141,7 +141,7 @@ def terminals_are_released(conversation: Conversation) -> Iterator[Finding]:
             ends = turn.end
             if ends is None or turn.session_id != terminal.call.session_id:
                 continue
-            if turn.at < terminal.call.at < ends:
+            if turn.at < terminal.call.at and _end(terminal.call) < ends:  # else it came too late
                 is_released = terminal.released_at is not None and terminal.released_at < ends
                 yield Finding("TER-01", ends, "" if is_released else _unreleased(terminal))
     yield from _judge_embedded(conversation, terminals)

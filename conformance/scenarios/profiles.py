@@ -11,7 +11,7 @@ from conformance.editor import Editor
 from conformance.moments import answer_of, asleep, first_chunk, question
 from conformance.profiles import Profile, profiles, scenario_name
 from conformance.scenarios import scenario
-from conformance.steps import offers
+from conformance.steps import needs_entry, offers
 from conformance.stopping import NATURAL
 from conformance.trace import Message
 from conformance.trial import Check, NotBroughtAbout, Trial
@@ -58,6 +58,7 @@ class _Player:
         if self.profile.ids == "number":
             self.session_id = await self.trial.open_session(self.client)
         else:
+            await needs_entry(self.trial, self.wire)
             self.session_id = str((await self.result("session/new", params)).get("sessionId"))
 
     async def come_back(self) -> bool:

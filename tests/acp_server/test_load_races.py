@@ -231,7 +231,7 @@ async def test_no_more_prompts_wait_for_a_load_than_for_an_agent(tmp_path):
 
         await at.response(load)
         codes = [(await at.response(prompt))["error"]["code"] for prompt in prompts]
-        assert codes == [-32002] * MAX_QUEUED + [-32603] * 3
+        assert codes == [-32002] * MAX_QUEUED + [-32600] * 3
 
 
 async def test_a_mode_set_right_behind_a_load_waits_for_it(tmp_path):

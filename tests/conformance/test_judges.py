@@ -230,6 +230,14 @@ SOUND: dict[str, list[Entry]] = {
         *(update("usage_update", used=1, size=9, cost=cost(n)) for n in (1, 1, 2)),
         ends(),
     ],
+    "a terminal that came when the turn was over": [
+        *opened(LENT),
+        MAKES,
+        sent(method="session/cancel", params={"sessionId": S}),
+        ends("cancelled"),
+        MADE,
+        RELEASES,
+    ],
     "a form": [*opened({"elicitation": {"form": {}}}), FORM, ends()],
     "a load": [
         *opened(),

@@ -272,7 +272,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "silent-on-unknown-methods",
         "It does not answer a method that it does not know.",
-        "errors unknown-method",
+        "FRM-19 errors unknown-method",
         (
             "methods",
             '                raise RpcError(METHOD_NOT_FOUND, "there is no such method")\n',

@@ -71,7 +71,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "ends-after-the-answer",
         "It tells the end of a tool call after the answer to the prompt.",
-        "tool-calls final-status updates order",
+        "TUL-06 tool-calls final-status updates order",
         (
             "tools",
             '        self._change({"status": status, **changes})\n',
