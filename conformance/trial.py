@@ -109,6 +109,7 @@ class Trial:
         )
         self._wires.append(wire)
         self._wire = wire
+        Client(wire)  # every client answers requests for permission, whatever else it offers
         return wire
 
     async def client(

@@ -78,6 +78,7 @@ class _HttpClient(NetworkClient):
             self.streams.lose()
 
     async def _watch_absence(self, absent_s: float) -> None:
+        await self.streams.is_initialized.wait()  # until then a request of it is being answered
         while not self.over.is_set():
             is_reading = any(stream.is_open for stream in self.streams.all())
             if not is_reading and self.quiet_s >= absent_s:
@@ -188,6 +189,8 @@ class Http:
             await client.has_begun.wait()
             client.hear(message)
             await client.streams.is_initialized.wait()
+            if not client.streams.initialized:
+                raise _Refused(503, "The connection ended before the agent answered.")
             about = (b"acp-connection-id", client.id.encode())
             is_good = client.connection.is_initialized
             if not is_good:

@@ -69,7 +69,7 @@ class Streams:
 
     Attributes:
         initialized: The answer to ``initialize``, which goes on no stream.
-        is_initialized: Set when it is there.
+        is_initialized: Set when it is there, or there will be none.
     """
 
     def __init__(self, limit_bytes: int, on_flood: Callable[[], None]) -> None:
@@ -188,6 +188,7 @@ class Streams:
 
     def lose(self) -> None:
         """Forget everything: nobody will read it."""
+        self.is_initialized.set()
         for stream in self.all():
             stream.lose()
 

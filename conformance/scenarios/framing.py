@@ -19,6 +19,7 @@ N_STALLED: Final = 3000
 STEP: Final = 250
 NESTING: Final = 20_000
 N_STRAY: Final = 500
+N_TURNS: Final = 4
 STRAY_CHARS: Final = 300
 PIECE_BYTES: Final = 7
 GAP_S: Final = 0.01
@@ -178,7 +179,7 @@ async def pipes_that_are_full(trial: Trial) -> None:
             wire.request("session/prompt", stray)
         wire.send_bytes(b"no JSON\n" * N_STRAY)
         await serves(trial, wire, "a log that nobody reads")
-        await _have_a_turn(trial, client)
+        await _have_turns(trial, client)
     with trial.expect("FRM-26") as it:
         wire.send_bytes(b'{"jsonrpc":"2.0","id":"torn","method":"session/new","params":{"cwd":"/')
         await wire.close_stdin(trial.target.timeout_s)
@@ -186,13 +187,14 @@ async def pipes_that_are_full(trial: Trial) -> None:
         it.that(code >= 0, f"it was ended by signal {-code}")
 
 
-async def _have_a_turn(trial: Trial, client: Client) -> None:
-    """Prompt for a short answer, where somebody said how."""
+async def _have_turns(trial: Trial, client: Client) -> None:
+    """Prompt for short answers, where somebody said how. Our own buffers hold one turn's log."""
     try:
         hello, session_id = trial.say("hello"), await trial.open_session(client)
     except NotBroughtAbout:
         return
-    await prompted(trial, client.wire, session_id, hello)
+    for _ in range(N_TURNS):
+        await prompted(trial, client.wire, session_id, hello)
 
 
 def _request(request_id: str, method: str, params: object) -> bytes:

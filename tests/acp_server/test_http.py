@@ -167,6 +167,26 @@ async def test_a_client_that_reads_no_stream_and_says_nothing_is_lost(tmp_path: 
         assert (await client.post("session/list")).status_code == 404
 
 
+async def test_no_client_is_lost_while_its_initialize_is_being_answered(tmp_path: Path) -> None:
+    async with (
+        listening(tmp_path, network="absent_s = 0.000001") as server,
+        http_editor(server, initialize=False) as client,
+    ):
+        with anyio.fail_after(LIMIT_S):
+            assert (await client.initialize())["protocolVersion"] == 1
+
+
+async def test_a_client_given_up_before_it_is_answered_is_told_so(tmp_path: Path) -> None:
+    async with (
+        listening(tmp_path, network="handshake_s = 0.000001") as server,
+        http_editor(server, initialize=False) as client,
+    ):
+        with anyio.fail_after(LIMIT_S):
+            answer = await client.post("initialize", protocolVersion=1)
+        assert answer.status_code == 503
+        assert "ended before" in answer.text
+
+
 # --- the official SDK's clients -------------------------------------------------------------
 
 

@@ -92,7 +92,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     mutant(
         "floods-stderr",
         "It writes 300 KB to stderr in each turn, and waits until they are read.",
-        "stderr",
+        "FRM-33 stderr",
         (
             "session",
             "        if self._model is not None:\n",
