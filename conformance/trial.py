@@ -212,7 +212,7 @@ class Trial:
             NotBroughtAbout: It is not.
         """
         if not isinstance(self._prompter, ScriptedModel):
-            raise NotBroughtAbout("the model is not the suite's own; see --model")
+            raise NotBroughtAbout("the model is not the suite's own; see --script-model")
         return self._prompter
 
     def needs(self, holds: object, what: str) -> None:

@@ -30,8 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are processors: most tests wait for a process half of the time."""
-    return min(8, _n_processors() + 1)
+    """As many as there are processors: more of them would make each other late."""
+    return min(8, _n_processors())
 
 
 def _n_processors() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from conformance.agents import AUTH_REQUIRED
+from conformance.client import Client
 from conformance.editor import CAPABILITIES, Editor
 from conformance.scenarios import scenario
 from conformance.steps import (
@@ -130,7 +131,8 @@ async def strange_capabilities_are_passed_over(trial: Trial) -> None:
     """Initialize with capabilities of a later version, and with malformed ones."""
     for rule, capabilities in (("INI-07", LATER), ("INI-08", MALFORMED)):
         with trial.expect(rule) as it:
-            wire = await trial.wire()
+            # Every client can be asked for permission, whatever else it can do.
+            wire = Client(await trial.wire(), permission="allow").wire
             response = await ask(trial, wire, "initialize", _hello(capabilities))
             it.that("result" in response, f"initialize was answered with {response.get('error')}")
             await _short_core(trial, wire, "read", path=str(trial.folder / "notes.txt"))
@@ -141,7 +143,7 @@ async def strange_capabilities_are_passed_over(trial: Trial) -> None:
 @scenario("INI-23")
 async def any_capabilities_will_do(trial: Trial) -> None:
     """Open a session and prompt, as a client that can do all there is."""
-    wire = await trial.wire()
+    wire = Client(await trial.wire(), permission="allow").wire
     with trial.expect("INI-23") as it:
         async with Editor.beside(wire):
             response = await ask(trial, wire, "initialize", _hello(EVERYTHING))

@@ -26,6 +26,7 @@ from conformance.steps import (
 )
 from conformance.trace import Message
 from conformance.trial import Trial
+from conformance.wire import Wire
 
 PATIENCE: Final = 3.0
 N_SESSIONS: Final = 10
@@ -40,14 +41,24 @@ OPTIONAL: Final = (
 STUB: Final = Path(conformance.__file__).with_name("stub_mcp.py")
 
 
+async def _needs_sessions(trial: Trial, wire: Wire) -> None:
+    """Go on if the agent opens an ordinary session.
+
+    It may lack what it works with: a login, a program. That is legal, and the last line says so.
+
+    Raises:
+        NotBroughtAbout: It opens none.
+    """
+    await needs_entry(trial, wire)
+    first = await ask(trial, wire, "session/new", _new(trial.folder))
+    trial.brought_about(not is_error(first), f"no session was opened: {first.get('error')}")
+
+
 @scenario("SES-01", "SES-02", is_quick=True)
 async def sessions_have_ids(trial: Trial) -> None:
     """Open ten sessions in one directory."""
     wire = (await trial.shared_client()).wire
-    await needs_entry(trial, wire)
-    first = await ask(trial, wire, "session/new", _new(trial.folder))
-    # It may lack what it works with: a login, a program. That is legal, and the last line says so.
-    trial.brought_about(not is_error(first), f"no session was opened: {first.get('error')}")
+    await _needs_sessions(trial, wire)
     ids = []
     with trial.expect("SES-01") as it:
         for _ in range(N_SESSIONS):
@@ -63,7 +74,7 @@ async def sessions_have_ids(trial: Trial) -> None:
 async def directories_of_all_kinds(trial: Trial) -> None:
     """Open sessions in directories that are not absolute, not there, or named in another script."""
     wire = (await trial.shared_client()).wire
-    await needs_entry(trial, wire)
+    await _needs_sessions(trial, wire)
     with trial.expect("SES-06") as it:
         folder = trial.folder / "mein Projekt 日本 & Söhne"
         folder.mkdir()

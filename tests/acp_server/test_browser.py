@@ -116,7 +116,7 @@ async def browse(tmp_path: Path, at: Site, origin: str, server: Server, name: st
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)},
+        env={**os.environ, "HOME": str(tmp_path)},
         start_new_session=True,
     )
     try:

@@ -58,7 +58,9 @@ for line in sys.stdin.buffer:
         request = json.loads(line)
     except ValueError:
         continue
-    if not isinstance(request, dict) or "id" not in request or request.get("method") == WAY:
+    if not isinstance(request, dict) or not {"id", "method"} <= request.keys():
+        continue
+    if request["method"] == WAY:
         continue
     if request.get("method") == "initialize":
         answer(request, {"protocolVersion": 1, "agentCapabilities": {}})
