@@ -146,7 +146,7 @@ class Agents:
             yield
         except WireError as exc:
             self._n_in_vain[method] += 1
-            self.first_failure = self.first_failure or str(exc).partition("\n")[0]
+            self.first_failure = self.first_failure or exc.reason
             raise
         if counts_success:
             self._n_in_vain[method] = -sys.maxsize

@@ -205,7 +205,7 @@ class _Play:
                 try:
                     found = await self._step(trial, client, step, requests, last)
                 except WireError as exc:
-                    raise NotBroughtAbout(str(exc).partition("\n")[0]) from None
+                    raise NotBroughtAbout(exc.reason) from None
                 trial.brought_about(not isinstance(found, str), str(found))
             if isinstance(found, dict):
                 last = found

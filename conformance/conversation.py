@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
-from conformance.trace import Entry, Message
+from conformance.trace import Entry, Message, object_of
 
 __all__ = ["Call", "Conversation", "Update"]
 
@@ -137,19 +137,19 @@ class Conversation:
     def client_capabilities(self) -> Message:
         """What the client said it can do, or nothing."""
         call = self.initialized
-        return _object(call.params.get("clientCapabilities")) if call else {}
+        return object_of(call.params.get("clientCapabilities")) if call else {}
 
     @property
     def agent_capabilities(self) -> Message:
         """What the agent said it can do, or nothing."""
         call = self.initialized
-        return _object(call.result.get("agentCapabilities")) if call and call.result else {}
+        return object_of(call.result.get("agentCapabilities")) if call and call.result else {}
 
     def _read(self, at: int, is_agents: bool, message: Message) -> None:
         method = message.get("method")
         if not isinstance(method, str):
             return self._answer(at, is_agents, message)
-        params = _object(message.get("params"))
+        params = object_of(message.get("params"))
         if "id" in message:
             call = Call(
                 at=at,
@@ -163,7 +163,7 @@ class Conversation:
             self._calls[_key(is_agents, call.id)].append(call)
             return None
         self.notifications.append((at, message))
-        session_id, update = _text(params.get("sessionId")), _object(params.get("update"))
+        session_id, update = _text(params.get("sessionId")), object_of(params.get("update"))
         kind = _text(update.get("sessionUpdate"))
         if is_agents and method == "session/update" and session_id is not None and kind is not None:
             self.updates.append(Update(at=at, session_id=session_id, kind=kind, body=update))
@@ -186,10 +186,6 @@ def _key(is_agents: bool, value: object) -> tuple[bool, str, object]:
     """Tell 1 from true and from "1"; what cannot be hashed is told by its text."""
     plain = value if isinstance(value, str | int | float | bool | None) else repr(value)
     return is_agents, type(value).__name__, plain
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _text(value: object) -> str | None:

@@ -162,7 +162,7 @@ async def until(
             lambda m: fits(m) or is_answer(m, turn), trial.target.timeout_s
         )
     except WireError as exc:
-        reason = str(exc).partition("\n")[0]
+        reason = exc.reason
         raise NotBroughtAbout(f"nothing came to wait for: {what}; {reason}") from None
     if is_answer(message, turn):
         raise NotBroughtAbout(f"the turn ended before {what}")

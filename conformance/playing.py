@@ -59,7 +59,7 @@ def play(
     with processes.orphans_ended():
         report = anyio.run(playing)
     if isinstance(report, WireError):
-        console.print(str(report).partition("\n")[0], style="bold", markup=False)
+        console.print(report.reason, style="bold", markup=False)
         return None
     if report is None:
         console.print("interrupted; every process that was started is gone", style="bold")

@@ -261,7 +261,7 @@ async def _play(trial: Trial) -> None:
     except NotBroughtAbout as exc:
         trial.see_rest("unseen", str(exc))
     except WireError as exc:
-        trial.see_rest("unseen", f"it did not get that far: {str(exc).partition(chr(10))[0]}")
+        trial.see_rest("unseen", f"it did not get that far: {exc.reason}")
     except Exception as exc:  # whatever a scenario meets, the others are played
         where = _place(exc)
         trial.see_rest("error", f"the suite failed in {where}: {type(exc).__name__}: {exc}")

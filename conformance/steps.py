@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from weakref import WeakSet
 
 import anyio
 
 from conformance.agents import AUTH_REQUIRED, LOGIN_WANTED
-from conformance.trace import Message, WireError
+from conformance.trace import Message, WireError, object_of
 from conformance.trial import Check, Trial
 from conformance.wire import Wire
 
@@ -77,7 +77,7 @@ async def results(
     response = await ask(trial, wire, method, params, patience=patience)
     if "error" in response:
         raise WireError(f"{method} was answered with {response['error']}")
-    return _object(response.get("result"))
+    return object_of(response.get("result"))
 
 
 async def speaks(trial: Trial, wire: Wire, session_id: str) -> None:
@@ -93,8 +93,8 @@ async def speaks(trial: Trial, wire: Wire, session_id: str) -> None:
     def is_piece(message: Message) -> bool:
         if id(message) in old:
             return False
-        params = _object(message.get("params"))
-        kind = _object(params.get("update")).get("sessionUpdate")
+        params = object_of(message.get("params"))
+        kind = object_of(params.get("update")).get("sessionUpdate")
         return params.get("sessionId") == session_id and kind == "agent_message_chunk"
 
     await wire.receive(is_piece, trial.target.timeout_s)
@@ -173,17 +173,17 @@ def offers(wire: Wire, what: str) -> bool:
         what: An optional method (``session/load``, ``logout``), ``additionalDirectories``, a kind
             of prompt content (``image``), or a kind of MCP server (``http``).
     """
-    capabilities = _object(introduction(wire).get("agentCapabilities"))
+    capabilities = object_of(introduction(wire).get("agentCapabilities"))
     name = what.rpartition("/")[2]
     if what == "session/load":
         return capabilities.get("loadSession") is True
     if what == "logout":
-        return isinstance(_object(capabilities.get("auth")).get("logout"), dict)
+        return isinstance(object_of(capabilities.get("auth")).get("logout"), dict)
     if what in ("image", "audio", "embeddedContext"):
-        return _object(capabilities.get("promptCapabilities")).get(what) is True
+        return object_of(capabilities.get("promptCapabilities")).get(what) is True
     if what in ("http", "sse"):
-        return _object(capabilities.get("mcpCapabilities")).get(what) is True
-    return isinstance(_object(capabilities.get("sessionCapabilities")).get(name), dict)
+        return object_of(capabilities.get("mcpCapabilities")).get(what) is True
+    return isinstance(object_of(capabilities.get("sessionCapabilities")).get(name), dict)
 
 
 async def needs_entry(trial: Trial, wire: Wire) -> None:
@@ -216,7 +216,7 @@ def is_error(response: Message) -> bool:
 
 def error_code(response: Message) -> object:
     """Return the code of the response's error; `None` if it has none."""
-    return _object(response.get("error")).get("code")
+    return object_of(response.get("error")).get("code")
 
 
 def updates(
@@ -233,8 +233,8 @@ def updates(
     for entry in wire.trace[since:until]:
         if entry.direction != "received" or entry.message is None:
             continue
-        params = _object(entry.message.get("params"))
-        update = _object(params.get("update"))
+        params = object_of(entry.message.get("params"))
+        update = object_of(params.get("update"))
         is_update = entry.message.get("method") == "session/update"
         if is_update and params.get("sessionId") == session_id and update:
             yield update
@@ -246,13 +246,13 @@ def text_of(update: Message) -> str:
     if isinstance(content, list):
         return "".join(
             str(
-                _object(_object(each).get("content")).get("text")
-                or _object(each).get("newText")
+                object_of(object_of(each).get("content")).get("text")
+                or object_of(each).get("newText")
                 or ""
             )
             for each in content
         )
-    return str(_object(content).get("text") or "")
+    return str(object_of(content).get("text") or "")
 
 
 def said(wire: Wire, session_id: str, kind: str, since: int = 0) -> str:
@@ -288,7 +288,3 @@ def _names(pids: set[int]) -> str:
         if each.exists()
     ]
     return "; ".join(each.strip()[:60] for each in shown)
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

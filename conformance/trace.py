@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-__all__ = ["Entry", "Message", "Tail", "WireError", "decode", "transcript"]
+__all__ = ["Entry", "Message", "Tail", "WireError", "decode", "object_of", "transcript"]
 
 TRANSCRIPT_CHARS: Final = 240
 TRANSCRIPT_LINES: Final = 30
@@ -19,6 +19,11 @@ Message = dict[str, Any]
 
 class WireError(Exception):
     """A wait ended without what was waited for. The message ends with a transcript."""
+
+    @property
+    def reason(self) -> str:
+        """The message without the transcript: one line."""
+        return str(self).partition("\n")[0]
 
 
 class Entry(Struct, frozen=True):
@@ -63,6 +68,11 @@ def decode(raw: bytes) -> Message | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
+
+
+def object_of(value: object) -> Message:
+    """Return `value` if it is an object, else an empty one: agents say anything anywhere."""
+    return value if isinstance(value, dict) else {}
 
 
 def transcript(trace: Sequence[Entry], exit_code: int | None, stderr: str) -> str:

@@ -247,7 +247,7 @@ class Trial:
         except _Wrong as exc:
             self.see(rule, "broken", str(exc))
         except WireError as exc:
-            self.see(rule, "broken", str(exc).partition("\n")[0])
+            self.see(rule, "broken", exc.reason)
         else:
             self.see(rule, "kept")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
 from conformance.conversation import Call, Conversation
 from conformance.judges import Finding, judge
+from conformance.trace import object_of
 
 FILES: Final = {
     "fs/read_text_file": "readTextFile",
@@ -21,8 +22,8 @@ OPENING: Final = ("session/new", "session/load", "session/resume", "session/fork
 def only_what_was_offered_is_asked_for(conversation: Conversation) -> Iterator[Finding]:
     """Files, terminals and forms are asked of clients that have them."""
     offered = conversation.client_capabilities
-    files = _dict(offered.get("fs"))
-    elicitation = _dict(offered.get("elicitation"))
+    files = object_of(offered.get("fs"))
+    elicitation = object_of(offered.get("elicitation"))
     for call in conversation.calls:
         if not call.is_agents:
             continue
@@ -56,8 +57,8 @@ def _is_plain(offer: object) -> bool:
 @judge("ASK-04")
 def boolean_options_are_asked_for(conversation: Conversation) -> Iterator[Finding]:
     """Options that are switches are shown to clients that can draw them."""
-    session = _dict(conversation.client_capabilities.get("session"))
-    if _dict(session.get("configOptions")).get("boolean") is not None:
+    session = object_of(conversation.client_capabilities.get("session"))
+    if object_of(session.get("configOptions")).get("boolean") is not None:
         return
     for call in conversation.calls:
         if call.method in OPENING and call.result is not None and call.end is not None:
@@ -69,8 +70,8 @@ def boolean_options_are_asked_for(conversation: Conversation) -> Iterator[Findin
 
 def _judge_options(at: int, options: object) -> Iterator[Finding]:
     for option in options if isinstance(options, list) else []:
-        is_boolean = _dict(option).get("type") == "boolean"
-        wrong = f"{_dict(option).get('id')!r} is a boolean option" if is_boolean else ""
+        is_boolean = object_of(option).get("type") == "boolean"
+        wrong = f"{object_of(option).get('id')!r} is a boolean option" if is_boolean else ""
         yield Finding("ASK-04", at, wrong)
 
 
@@ -80,12 +81,12 @@ def terminal_logins_are_asked_for(conversation: Conversation) -> Iterator[Findin
     call = conversation.initialized
     if call is None or call.end is None or call.result is None:
         return
-    if _dict(conversation.client_capabilities.get("auth")).get("terminal") is True:
+    if object_of(conversation.client_capabilities.get("auth")).get("terminal") is True:
         return
     methods = call.result.get("authMethods")
     for method in methods if isinstance(methods, list) else []:
-        is_terminal = _dict(method).get("type") == "terminal"
-        yield Finding("ASK-05", call.end, f"{_dict(method).get('id')!r}" if is_terminal else "")
+        is_terminal = object_of(method).get("type") == "terminal"
+        yield Finding("ASK-05", call.end, f"{object_of(method).get('id')!r}" if is_terminal else "")
     if not methods:
         yield Finding("ASK-05", call.end)
 
@@ -96,14 +97,18 @@ def permission_is_asked_for_properly(conversation: Conversation) -> Iterator[Fin
     turns = list(conversation.asked("session/prompt"))
     for call in conversation.asked("session/request_permission", of_agent=False):
         options = call.params.get("options")
-        ids = [_dict(each).get("optionId") for each in options] if isinstance(options, list) else []
+        ids = (
+            [object_of(each).get("optionId") for each in options]
+            if isinstance(options, list)
+            else []
+        )
         is_sound = bool(ids) and len({repr(each) for each in ids}) == len(ids)
         yield Finding("ASK-06", call.at, "" if is_sound else f"the options are {ids}")
         runs = any(
             turn.session_id == call.session_id and turn.at < call.at < _end(turn) for turn in turns
         )
         yield Finding("ASK-07", call.at, "" if runs else "no turn of that session runs")
-        call_id = _dict(call.params.get("toolCall")).get("toolCallId")
+        call_id = object_of(call.params.get("toolCall")).get("toolCallId")
         is_told = any(
             update.kind == "tool_call"
             and update.session_id == call.session_id
@@ -155,8 +160,8 @@ def _judge_embedded(
     for update in conversation.updates:
         content = update.body.get("content")
         for each in content if isinstance(content, list) else []:
-            terminal_id = repr(_dict(each).get("terminalId"))
-            if _dict(each).get("type") != "terminal" or terminal_id in shown:
+            terminal_id = repr(object_of(each).get("terminalId"))
+            if object_of(each).get("type") != "terminal" or terminal_id in shown:
                 continue
             if any(first < update.at < last for first, last in replays):
                 continue
@@ -175,7 +180,3 @@ def _unreleased(terminal: _Terminal) -> str:
 
 def _end(call: Call) -> float:
     return float("inf") if call.end is None else call.end
-
-
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from conformance.conversation import Call, Conversation
 from conformance.judges import Finding, judge
+from conformance.trace import object_of
 
 WORK: Final = frozenset(
     {
@@ -53,7 +54,7 @@ def costs_add_up(conversation: Conversation) -> Iterator[Finding]:
     """What a session has cost never gets less."""
     spent: dict[tuple[str, str], float] = {}
     for update in conversation.updates:
-        cost = _dict(update.body.get("cost")) if update.kind == "usage_update" else {}
+        cost = object_of(update.body.get("cost")) if update.kind == "usage_update" else {}
         amount = cost.get("amount")
         if isinstance(amount, int | float):
             key = update.session_id, str(cost.get("currency"))
@@ -171,7 +172,7 @@ def places_are_absolute(conversation: Conversation) -> Iterator[Finding]:
 
 def _places(message: dict[str, Any]) -> Iterator[tuple[str, object]]:
     """Yield names and values of the paths and lines that the protocol has in a message."""
-    params = _dict(message.get("params"))
+    params = object_of(message.get("params"))
     method = message.get("method")
     if method in ("fs/read_text_file", "fs/write_text_file"):
         yield "path", params.get("path")
@@ -179,7 +180,7 @@ def _places(message: dict[str, Any]) -> Iterator[tuple[str, object]]:
         yield "cwd", params["cwd"]
     if method == "fs/read_text_file" and params.get("line") is not None:
         yield "line", params["line"]
-    tool_call = _dict(params.get("update")) or _dict(params.get("toolCall"))
+    tool_call = object_of(params.get("update")) or object_of(params.get("toolCall"))
     for location in _list(tool_call.get("locations")):
         yield "path", location.get("path")
         if location.get("line") is not None:
@@ -187,7 +188,7 @@ def _places(message: dict[str, Any]) -> Iterator[tuple[str, object]]:
     for content in _list(tool_call.get("content")):
         if content.get("type") == "diff":
             yield "path", content.get("path")
-    for session in _list(_dict(message.get("result")).get("sessions")):
+    for session in _list(object_of(message.get("result")).get("sessions")):
         yield "cwd", session.get("cwd")
 
 
@@ -198,11 +199,7 @@ def _is_absolute(value: object) -> bool:
 
 
 def _session(capabilities: dict[str, Any]) -> dict[str, Any]:
-    return _dict(capabilities.get("session"))
-
-
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return object_of(capabilities.get("session"))
 
 
 def _list(value: object) -> list[dict[str, Any]]:

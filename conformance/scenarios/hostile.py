@@ -177,7 +177,7 @@ async def _done(trial: Trial, client: Client, session_id: str, text: str) -> str
         return await answer_of(trial, client, turn)
     except WireError as exc:
         client.cancel(session_id)
-        return str(exc).partition("\n")[0]
+        return exc.reason
 
 
 async def _refused(trial: Trial, client: Client, session_id: str, text: str, it: Check) -> str:
