@@ -28,6 +28,8 @@ BUSY = b"HTTP/1.1 503 Busy\r\nretry-after: 60\r\ncontent-length: 2\r\n\r\n{}"
 
 CONTENT = {"chat": b'"content"', "responses": b".delta", "anthropic": b"text_delta"}
 """What the first event with words has in it, in each dialect."""
+PAUSE_S = 0.003
+"""What an agent does between an answer's end and its next request takes about as long."""
 PATHS = {"chat": "/chat/completions", "responses": "/responses", "anthropic": "/v1/messages"}
 
 
@@ -58,7 +60,8 @@ def provider(api: str = "chat") -> Iterator[dict[str, str]]:
 def own_times(environ: Mapping[str, str], api: str, times: int) -> list[float]:
     """Return the milliseconds from a request's first byte to its first words, without any library.
 
-    That is the provider's own time, and the loopback's.
+    That is the provider's own time, and the loopback's. It rests between two requests as long as
+    it does behind an agent: asked without a rest, it answers in a third of the time.
     """
     (base_url,) = (value for name, value in environ.items() if name.endswith("_BASE_URL"))
     url = urlsplit(base_url + PATHS[api])
@@ -68,6 +71,7 @@ def own_times(environ: Mapping[str, str], api: str, times: int) -> list[float]:
     taken = []
     with socket.create_connection((url.hostname, url.port)) as connection:
         for _ in range(times):
+            time.sleep(PAUSE_S)
             begun, data = time.perf_counter(), b""
             connection.sendall(head.encode() + body)
             while CONTENT[api] not in data:
