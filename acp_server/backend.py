@@ -32,7 +32,6 @@ from agent_core.sessions.sqlite import SqliteStore
 from agent_core.tools.local_commands import LocalCommands
 from agent_core.tools.local_files import LocalFiles
 from agent_core.tools.registry import default_tools
-from agent_core.tools.roots import Roots
 
 __all__ = ["Backend", "open_backend"]
 
@@ -87,7 +86,7 @@ class Backend:
         Args:
             session_id: Whose.
             cwd: The session's directory.
-            additional: The further directories its tools may touch from now on.
+            additional: The further directories its tools may touch, unless the session is loaded.
             owner: Whose it has to be.
 
         Raises:
@@ -111,7 +110,6 @@ class Backend:
                     is_behind = await self._is_behind(agent)
                     # Meanwhile the client before, which was lost, may have let go of it.
                     if not is_behind and agent.status != "disposed":
-                        agent.roots = Roots(agent.session.cwd, additional)
                         return agent
                     await agent.dispose()
                 session = await Session.load(session_id, self.store, owner=owner)
@@ -231,7 +229,12 @@ async def open_backend(config: Config) -> AsyncGenerator[Backend, None]:
                 load_plugins(runtime, config.plugins)
             except PluginError as exc:
                 raise ConfigError(str(exc)) from None
-            yield Backend(config, runtime, store)
+            backend = Backend(config, runtime, store)
+            if config.unload_after_s:
+                from acp_server.unloading import Unloading
+
+                Unloading(backend, config.unload_after_s).start()
+            yield backend
     finally:
         with anyio.CancelScope(shield=True):
             await models.aclose()

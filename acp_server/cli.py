@@ -104,6 +104,10 @@ _FLAGS: Final[dict[str, dict[str, Any]]] = {
     "--state-dir": {"metavar": "DIR", "help": "where sessions are kept"},
     "--max-steps": {"type": int, "help": "model calls a turn may have; 0: any"},
     "--idle-limit-s": {"type": float, "help": "seconds a model may say nothing; 0: any"},
+    "--unload-after-s": {
+        "type": float,
+        "help": "unload a session unused for so many seconds; 0: never",
+    },
     "--plugin": {
         "dest": "plugins",
         "action": "append",
@@ -244,6 +248,7 @@ def configuration_flags(options: argparse.Namespace) -> dict[str, Any]:
         "state_dir",
         "max_steps",
         "idle_limit_s",
+        "unload_after_s",
         "rehearsal_script",
         "plugins",
     )

@@ -178,8 +178,9 @@ def _source(config: Config, place: str) -> str:
 def _settings(config: Config) -> Iterator[Finding]:
     yield Finding("mode", "ok", f"{config.mode} ({_source(config, 'mode')})")
     limits = (
-        f"{name} {getattr(config, name):g} ({_source(config, name)})"
-        for name in ("max_steps", "idle_limit_s")
+        f"{name} {value:g} ({_source(config, name)})"
+        for name in ("max_steps", "idle_limit_s", "unload_after_s")
+        if (value := getattr(config, name)) is not None
     )
     yield Finding("limits", "ok", ", ".join(limits))
     if config.plugins:

@@ -61,22 +61,20 @@ class SessionCommands:
     """The commands of one session: the built-in ones, and those of files.
 
     Args:
-        agent: The session's.
         offer: Called with all commands when there are others than before.
     """
 
-    def __init__(self, agent: Agent, offer: Callable[[tuple[AvailableCommand, ...]], None]) -> None:
-        self._agent = agent
+    def __init__(self, offer: Callable[[tuple[AvailableCommand, ...]], None]) -> None:
         self._offer = offer
         reserved = frozenset(command.name for command in COMMANDS)
         self._files = CommandFiles(reserved)
 
-    async def look(self) -> None:
-        """Look for command files, to be offered with `offer`.
+    async def look(self, agent: Agent) -> None:
+        """Look for command files of the session's agent, to be offered with `offer`.
 
         Cancellation: safe. Concurrency: any number of tasks.
         """
-        look = await self._agent.project_files.look_again(self._agent)
+        look = await agent.project_files.look_again(agent)
         await self._files.update(look.commands)
 
     def offer(self) -> None:

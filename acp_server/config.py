@@ -58,6 +58,8 @@ class ConfigError(Exception):
     """The configuration cannot be used; the message says which part and why."""
 
 
+_NUMBERS: Final = {"idle_limit_s": float, "unload_after_s": float, "max_steps": int}
+"""Options that a variable may give, too, as text."""
 _TABLES: Final = {
     "providers": ProviderConfig,
     "models": ModelConfig,
@@ -78,6 +80,7 @@ class _Options(Struct, frozen=True, forbid_unknown_fields=True):
     mode: str = "ask"
     max_steps: Annotated[int, Meta(ge=0)] = 200
     idle_limit_s: Annotated[float, Meta(ge=0)] = 300.0
+    unload_after_s: Annotated[float, Meta(ge=0)] | None = None
     state_dir: str | None = None
     rehearsal_script: str | None = None
     plugins: tuple[str, ...] = ()
@@ -95,6 +98,9 @@ class Config(_Options, frozen=True):
         mode: The permission mode of new sessions.
         max_steps: Model calls a turn may have; 0 for any number.
         idle_limit_s: Seconds a model may say nothing; 0 for no limit.
+        unload_after_s: Seconds after which a session that nobody uses gives back its memory and
+            its MCP servers, until it is used again; 0 for never. `None` is never for one client on
+            stdio, and half an hour for clients on the network.
         state_dir: Where sessions are kept; by default the XDG state folder.
         rehearsal_script: A script for the rehearsal model.
         plugins: Plugins to load, ``module:function`` each; see `agent_core.plugins`.
@@ -162,7 +168,7 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
     file = _as_written(path, environ)
     values = _read(path, is_named=bool(named))
     sources = dict.fromkeys(_places(values), file)
-    for field in ("model", "mode", "state_dir", "rehearsal_script", "idle_limit_s", "max_steps"):
+    for field in ("model", "mode", "state_dir", "rehearsal_script", *_NUMBERS):
         if value := environ.get(variable := f"ACP_AGENT_{field.upper()}"):
             values[field], sources[field] = value, variable
     if plugins := environ.get("ACP_AGENT_PLUGINS"):
@@ -252,7 +258,7 @@ class _Checker:
             if isinstance(tables := values.get(table), dict):
                 for name, fields in tables.items():
                     self._converted(fields, kind, table_name(table, name))
-        for field, number in (("idle_limit_s", float), ("max_steps", int)):
+        for field, number in _NUMBERS.items():
             if self._sources.get(field, "").startswith("ACP_AGENT_"):
                 values[field] = self._converted(values[field], number, field, strict=False)
         options = self._converted(values, _Options, "")

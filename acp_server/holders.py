@@ -36,6 +36,15 @@ class Holders:
         """Return whether `session` is the holder."""
         return self._held.get(session.id) is session
 
+    def is_free_for(self, session: ClientSession) -> bool:
+        """Return whether nobody else than `session` holds its agent."""
+        return self._held.get(session.id) in (None, session)
+
+    @property
+    def sessions(self) -> tuple[ClientSession, ...]:
+        """All holders."""
+        return tuple(self._held.values())
+
     def leave(self, session: ClientSession) -> None:
         """Have no holder any more, if it was `session`."""
         if self.holds(session):

@@ -59,6 +59,7 @@ class SessionServers:
         self._features = features
         self._agent: Agent | None = None
         self._servers: AgentServers | None = None
+        self._named: tuple[Server, ...] | None = None
         self._remove: Callable[[], None] = _nothing
         self._held: list[ServerNotice] = []
         self._n_said = 0
@@ -78,18 +79,32 @@ class SessionServers:
 
     def use(self, servers: AgentServers, named: Sequence[wire.McpServer] | None) -> None:
         """Have the agent use what the client named, in place of what it used before."""
+        self._named = servers_from(named or ())
+        self.use_again(servers)
+
+    def use_again(self, servers: AgentServers) -> None:
+        """Have the agent use what the client named before for another one."""
         self._remove()
         self._servers = servers
         self._remove = servers.observe(self._say)
-        servers.use(servers_from(named or ()))
+        servers.use(self._named or ())
+
+    @property
+    def are_named(self) -> bool:
+        """Whether the client's servers are known, be they none."""
+        return self._named is not None
 
     async def ended(self) -> None:
         """Wait until nothing is left of servers that were told to end.
 
         Cancellation: safe. Concurrency: any number of tasks.
         """
-        if self._servers is not None:
-            await self._servers.ended()
+        servers = self._servers
+        if servers is None:
+            return
+        await servers.ended()
+        if self._servers is servers and servers.agent.status == "disposed":
+            self._servers = None  # nothing keeps the agent any more
 
     def _say(self, notice: ServerNotice) -> None:
         if self._features.knows_notices:

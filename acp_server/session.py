@@ -80,12 +80,15 @@ class ClientSession:
         self.id = session_id
         self._number = number  # of the connection, in the log
         self.agent: Agent | None = None
-        self.commands: SessionCommands | None = None  # its agent's
+        self.commands = SessionCommands(self._offer_commands)
         self._peer = peer = SessionPeer(peer, session_id)
         self.holders: Holders | None = None  # once it is, or was, one of them
         self._waiting: list[tuple[Prompt, bool]] = []  # for an agent, with: is it steering
         self._loads = 0
         self._has_agent = anyio.Event()  # or will never have one
+        self._load_again: Callable[[], None] | None = None  # there while it is unloaded
+        self._load_error: AgentError = SessionNotFound(session_id)
+        self._used_s = time.monotonic()
         self._replays = 0
         self._all_shown = anyio.Event()
         self._all_shown.set()
@@ -110,9 +113,10 @@ class ClientSession:
     def attach(self, agent: Agent) -> None:
         """Give the session its agent, and the agent what waited for it."""
         self.agent = agent
+        self._load_again = None
+        self._used_s = time.monotonic()
         if self._number is not None:
             agent.labels["connection"] = self._number
-        self.commands = SessionCommands(agent, self._offer_commands)
         self._told_title = agent.session.state.title
         self._detach = [
             agent.session.observe(self._on_event),
@@ -133,11 +137,60 @@ class ClientSession:
         self._has_agent.set()
 
     def detach(self) -> None:
-        """Let go of the agent: nothing of it is shown here any more."""
-        while self._detach:
-            self._detach.pop()()
+        """Let go of the agent for good: nothing of it is shown here any more."""
+        self._let_go()
         if self.holders is not None:
             self.holders.leave(self)
+
+    def _let_go(self) -> None:
+        while self._detach:
+            self._detach.pop()()
+
+    # --- nobody uses it for a while ----------------------------------------------------------
+
+    @property
+    def unused_s(self) -> float:
+        """How long nothing has happened in the session."""
+        return time.monotonic() - self._used_s
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it has an agent that nothing goes on in, and nothing is owed to the client."""
+        agent = self.agent
+        if agent is None or self.is_closed or self.is_handed_over:
+            return False
+        n_events = len(agent.session.events)
+        is_busy = (
+            self._loads
+            or self._replays
+            or self.n_unanswered
+            or self._peer.awaits_client
+            or self._peer.first_unsent(n_events) < n_events
+        )
+        return agent.is_at_rest and self.servers.are_named and not is_busy
+
+    def unload(self, load_again: Callable[[], None]) -> None:
+        """Give the agent back, which is at rest; the client may go on to name the session.
+
+        Args:
+            load_again: Called when something needs an agent again, to begin a load.
+        """
+        agent = self.agent
+        assert agent is not None
+        self._let_go()
+        self.agent = None
+        self.load_when_used(load_again)
+        agent.dispose()
+
+    def load_when_used(self, load_again: Callable[[], None]) -> None:
+        """Be without an agent until something needs one; see `unload`."""
+        self._has_agent = anyio.Event()
+        self._load_again = load_again
+
+    def _need_agent(self) -> None:
+        load_again, self._load_again = self._load_again, None
+        if load_again is not None:
+            load_again()
 
     # --- the client comes and goes -----------------------------------------------------------
 
@@ -172,7 +225,10 @@ class ClientSession:
         Args:
             keep_s: How long what was left behind may take.
         """
-        if self.agent is None or self.holders is None or not self.holders.holds(self):
+        if self.holders is None or not self.holders.holds(self):
+            return
+        if self.agent is None:  # it was unloaded
+            self.detach()
             return
         if not self.is_closed:
             with anyio.move_on_after(keep_s):
@@ -218,15 +274,22 @@ class ClientSession:
         for prompt, _is_steering in self._waiting:
             prompt.settle(None, error)
         self._waiting.clear()
+        self._load_error = error
         self._has_agent.set()
         return True
 
-    async def loaded(self) -> Agent | None:
-        """Wait for the session's agent; `None` if loading it failed.
+    async def loaded(self) -> Agent:
+        """Wait for the session's agent.
 
         Cancellation: safe. Concurrency: any number of tasks.
+
+        Raises:
+            AgentError: It could not be loaded.
         """
+        self._need_agent()
         await self._has_agent.wait()
+        if self.agent is None:
+            raise self._load_error
         return self.agent
 
     def close(self) -> None:
@@ -255,10 +318,12 @@ class ClientSession:
     ) -> Prompt:
         """Take a prompt; in effect when this returns."""
         prompt = Prompt(content, "user", trace)
+        self._used_s = time.monotonic()
         if self.agent is None and len(self._waiting) >= MAX_QUEUED:
             prompt.settle(None, QueueFull(f"{MAX_QUEUED} prompts are waiting already."))
         elif self.agent is None:
             self._waiting.append((prompt, is_steering))
+            self._need_agent()
         else:
             self._deliver(self.agent, prompt, is_steering=is_steering)
         return prompt
@@ -404,6 +469,7 @@ class ClientSession:
         self._peer.send(wire.encode_update(self.id, update))
 
     def _on_event(self, event: Event) -> None:
+        self._used_s = time.monotonic()
         self._spending.count(event.data)
         if not self._replays:
             self._show(event)

@@ -38,6 +38,11 @@ class SessionPeer(Peer):
         self._calls: set[anyio.CancelScope] = set()
         self._on_their_way: deque[tuple[int, int]] = deque()  # (messages so far, seq)
 
+    @property
+    def awaits_client(self) -> bool:
+        """Whether somebody waits for the client's answer, or for it to read."""
+        return bool(self._calls)
+
     def release(self) -> None:
         """Let go of the client: what it was asked is withdrawn. Idempotent."""
         self.is_released = True

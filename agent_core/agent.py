@@ -147,6 +147,14 @@ class Agent:
         return self._loop.n_queued
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing runs, waits or is owed: all there is of the agent is in its log.
+
+        Never with subagents in the background, ended or not: it may still ask what they found.
+        """
+        return self._loop.is_at_rest and not self.children and not self.background.children
+
+    @property
     def mode(self) -> str:
         """The permission mode, a key of `agent_core.permissions.MODES`."""
         return self.session.state.mode or self._default_mode

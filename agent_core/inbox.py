@@ -112,6 +112,11 @@ class Inbox:
         """Whether steering waits for the turn that runs."""
         return bool(self._steering)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits, parked context included."""
+        return not (self._queued or self._steering or self._context)
+
     def send(self, prompt: Prompt) -> None:
         """Queue `prompt` for a turn of its own.
 

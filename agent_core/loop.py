@@ -216,6 +216,11 @@ class AgentLoop:
             await self.quiet.wait()
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether no turn runs, and nothing waits for one."""
+        return self.status == "idle" and not self._pre_run_cancelled and self._inbox.is_empty
+
+    @property
     def n_queued(self) -> int:
         """See `Agent.n_queued`."""
         return self._inbox.n_queued

@@ -23,7 +23,6 @@ UNPROVEN = {
     "B032": "nothing is computed or asked for at the end of a turn: title and usage are in the log",
     "B040": "a person has no time limit; a question waits until it is answered or withdrawn",
     "B067": "there is one path: every model streams",
-    "B093": "an idle session of a client that stays is kept; max_sessions bounds how many",
     "B142": "the configuration has no MCP servers; all of them are the client's",
     "B145": "a matter of time: `make bench` prints the gap that a load makes in another's stream",
     "QUIRK-08": "what an old library of clients does with updates that came in order (B122)",

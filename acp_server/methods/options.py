@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from acp_server import types as wire
 from acp_server.config_options import config_options, set_config_option
-from acp_server.errors import INVALID_PARAMS, RpcError, unknown_session
+from acp_server.errors import INTERNAL_ERROR, INVALID_PARAMS, RpcError, unknown_session
 from acp_server.peer import InFlight, ready
+from agent_core.errors import AgentError, SessionNotFound
 
 if TYPE_CHECKING:
     from acp_server.connection import Connection
@@ -48,9 +49,12 @@ def _choose(
         return ready(_changed(change, session.agent))
 
     async def change_later() -> dict[str, Any]:
-        agent = await session.loaded()
-        if agent is None:
-            raise unknown_session(session_id)
+        try:
+            agent = await session.loaded()
+        except SessionNotFound:
+            raise unknown_session(session_id) from None
+        except AgentError as exc:
+            raise RpcError(INTERNAL_ERROR, str(exc)) from None
         return _changed(change, agent)
 
     return change_later()

@@ -16,6 +16,7 @@ from acp_server.peer import InFlight
 from acp_server.updates import iso_time
 from agent_core.agent import Agent
 from agent_core.errors import AgentError, SessionNotFound, StoreError
+from agent_core.tools.roots import Roots
 
 if TYPE_CHECKING:
     from acp_server.backend import Backend
@@ -114,6 +115,7 @@ async def _finish_opening(
         raise RpcError(INTERNAL_ERROR, str(exc)) from None
     else:
         error = None
+        agent.roots = Roots(agent.session.cwd, places[1])
         if session.agent is not agent:
             session.detach()
             backend.holders.take(session)
@@ -222,13 +224,13 @@ async def _begun(
 async def _opened(
     session: ClientSession, agent: Agent, in_flight: InFlight, *, is_replayed: bool = False
 ) -> dict[str, Any]:
-    if (commands := session.commands) is not None:
-        with anyio.CancelScope(shield=True):  # a session that is there by now is answered
-            await commands.look()
-        if is_replayed:
-            commands.offer()  # a client takes the answer to mean that it has been shown everything
-        else:
-            in_flight.after.append(commands.offer)
+    with anyio.CancelScope(shield=True):  # a session that is there by now is answered
+        await session.commands.look(agent)
+    offer = session.commands.offer
+    if is_replayed:
+        offer()  # a client takes the answer to mean that it has been shown everything
+    else:
+        in_flight.after.append(offer)
     return {"modes": mode_state(agent), "configOptions": config_options(agent)}
 
 

@@ -154,6 +154,7 @@ class _Live:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         hub, agents = self._hub, tuple(self._hub.backend.runtime.agents.values())
+        held = hub.backend.holders.sessions
 
         def family(kind: Any, name: str, words: str, label: str, values: dict[str, float]) -> Any:
             metric = kind(f"acp_agent_{name}", words, labels=(label,))
@@ -168,7 +169,12 @@ class _Live:
         yield about
         gauges = (
             ("ready", "Whether new work is taken.", not hub.draining.is_set()),
-            ("sessions", "Sessions that are open.", sum(a.parent is None for a in agents)),
+            ("sessions", "Sessions that are open.", len(held)),
+            (
+                "sessions_unloaded",
+                "Those of them that are unloaded, since nobody uses them.",
+                sum(session.agent is None for session in held),
+            ),
             ("subagents", "Subagents that are not quiet yet.", self._metrics.n_subagents),
             ("turns_running", "Turns of people's own agents that run.", hub.n_running),
             (

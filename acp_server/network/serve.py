@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import msgspec
 from msgspec import Struct
 
 from acp_server.config import ConfigError
@@ -43,6 +44,8 @@ LAST_ANSWERS_S: Final = 1.0
 DRAIN_S: Final = 10.0
 """How long running turns may go on after the first signal, unless somebody says otherwise."""
 BACKLOG: Final = 2048
+UNLOAD_AFTER_S: Final = 1800.0
+"""When sessions that nobody uses are unloaded, unless somebody says otherwise."""
 
 # Of bad UTF-8 the peer is told by the close code, and who is refused has been answered.
 _NO_ERRORS: Final = ("Invalid UTF-8", "ASGI callable returned without completing handshake")
@@ -111,6 +114,8 @@ def serve_network(
     try:
         token = os.environ.get("ACP_AGENT_TOKEN")  # hidden with what models are shown
         config = configure()
+        if config.unload_after_s is None:
+            config = msgspec.structs.replace(config, unload_after_s=UNLOAD_AFTER_S)
         tokens = Tokens(token, options.token_file)
         if not tokens and not is_loopback(options.host):
             raise ConfigError(_NEEDS_TOKEN.format(options.host))

@@ -62,11 +62,15 @@ def test_it_is_known_where_every_value_came_from(environ, write):
 
 
 def test_numbers_in_variables_are_read(environ):
-    environ |= {"ACP_AGENT_IDLE_LIMIT_S": "0.5", "ACP_AGENT_MAX_STEPS": "4"}
+    environ |= {
+        "ACP_AGENT_IDLE_LIMIT_S": "0.5",
+        "ACP_AGENT_MAX_STEPS": "4",
+        "ACP_AGENT_UNLOAD_AFTER_S": "60",
+    }
 
     config = load_config({}, environ)
 
-    assert (config.idle_limit_s, config.max_steps) == (0.5, 4)
+    assert (config.idle_limit_s, config.max_steps, config.unload_after_s) == (0.5, 4, 60)
 
 
 def test_a_limit_of_steps_comes_from_the_flag_the_variable_or_the_file(environ, write):
@@ -242,6 +246,7 @@ MODEL = "[models.m]\nmodel = 'openai:gpt-5'\n"
         ("idle_limit_s = '7'", "idle_limit_s: expected"),
         ("idle_limit_s = -0.5", "idle_limit_s: expected .* >= 0"),
         ("idle_limit_s = nan", "idle_limit_s: expected .* >= 0"),
+        ("unload_after_s = -1", "unload_after_s: expected .* >= 0"),
         ("max_steps = -1", "max_steps: expected .* >= 0"),
         ("max_steps = true", "max_steps: expected"),
         ("plugins = 'a:b'", "plugins: expected"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import anyio
 import httpx2
 import pytest
 from http_rig import http_editor
@@ -91,6 +92,29 @@ async def test_what_is_live_is_what_there_is_when_somebody_asks(tmp_path: Path) 
     assert idle["ready",] == 1
     assert [name for name in idle if name[0] == "build_info"]
     assert idle["process_resident_memory_bytes",] > 1e6
+
+
+@pytest.mark.requirement("B093")
+async def test_sessions_that_nobody_uses_are_unloaded_used_again_and_gone_with_their_client(
+    tmp_path: Path,
+) -> None:
+    async def sessions(server: Server, n_open: int, n_unloaded: int) -> None:
+        with anyio.fail_after(10):
+            while True:
+                _, figures = await scraped(server)
+                if (figures["sessions",], figures["sessions_unloaded",]) == (n_open, n_unloaded):
+                    return
+                await anyio.sleep(0.02)
+
+    async with listening(tmp_path, "--unload-after-s", "0.2") as server:
+        async with editor(server) as client:
+            session = await client.new_session(tmp_path)
+            for said in ("say one", "say two"):
+                prompt = await client.prompt(session, said)
+                assert await client.stop_reason(prompt) == "end_turn"
+                await sessions(server, 1, 1)
+            assert "onetwo" in client.text(session)
+        await sessions(server, 0, 0)
 
 
 async def test_failures_of_a_model_are_counted_by_their_code_also_when_it_was_called_again(
