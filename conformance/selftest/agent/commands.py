@@ -28,7 +28,8 @@ _running: set[Command] = set()
 class Command:
     """A program and whatever it starts, also what leaves its process group.
 
-    Its descendants are known by a mark in their environment and by the process tree.
+    Its descendants are known by the process tree, by their session, and by a mark in their
+    environment, which cannot be read in the instant in which a process becomes another program.
 
     Raises:
         OSError: It cannot be started.
@@ -139,8 +140,12 @@ class Command:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signals.SIGKILL)
             return {self._process.pid} if self._process.poll() is None else set()
-        parents = dict(filter(None, map(_parent, filter(str.isdecimal, os.listdir(PROC)))))
-        family = {pid for pid in parents if self._is_marked(pid)} | {self._process.pid}
+        alive = list(filter(None, map(_status, filter(str.isdecimal, os.listdir(PROC)))))
+        parents = {pid: parent for pid, parent, _session in alive}
+        own = self._process.pid  # of the session, too
+        family = {pid for pid, _, session in alive if session == own or self._is_marked(pid)} | {
+            own
+        }
         while below := {pid for pid, parent in parents.items() if parent in family} - family:
             family |= below
         return family & parents.keys()
@@ -169,11 +174,11 @@ def end_all() -> None:
         time.sleep(0.01)
 
 
-def _parent(pid: str) -> tuple[int, int] | None:
-    """Return the process and its parent; `None` if it is dead."""
+def _status(pid: str) -> tuple[int, int, int] | None:
+    """Return the process, its parent and its session; `None` if it is dead."""
     try:
         with open(f"{PROC}/{pid}/stat", "rb") as file:
-            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            state, parent, _group, session = file.read().rpartition(b")")[2].split()[:4]
     except OSError:
         return None
-    return None if state in b"ZX" else (int(pid), int(parent))
+    return None if state in b"ZX" else (int(pid), int(parent), int(session))
