@@ -373,11 +373,11 @@ class Peer:
         return len(self._in_flight)
 
     async def answered(self) -> None:
-        """Wait until every request that has come so far has its answer.
+        """Wait until every request that has come so far has its answer, or the peer is closed.
 
         Cancellation: safe. Concurrency: any number of tasks.
         """
-        if self._in_flight:
+        if self._in_flight and not self._is_closed:
             self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()
 
@@ -388,6 +388,9 @@ class Peer:
             self._late.popitem()[1](None)
         while self._pending:
             self._pending.popitem()[1].done.set()
+        if self._quiet is not None:
+            self._quiet.set()
+            self._quiet = None
 
 
 class _CancelRequest(Struct, rename="camel"):

@@ -176,6 +176,24 @@ async def test_a_kept_turn_whose_client_is_lost_has_its_time_too(tmp_path: Path)
         assert updates[-1]["sessionUpdate"] == "agent_message_chunk"
 
 
+@pytest.mark.parametrize("drain_s", ["0", "300"])
+@pytest.mark.parametrize("leave", ["before", "with"])
+async def test_a_client_that_leaves_meanwhile_holds_the_end_up_no_longer(
+    tmp_path: Path, drain_s: str, leave: str
+) -> None:
+    """With its requests nobody waits for their answers; the grace time would end with 1."""
+    flags = (*INFO, "--drain", drain_s, "--shutdown-grace", "15")
+    async with listening(tmp_path, *flags, must_end_well=False) as server:
+        async with editor(server) as client:
+            # What ends only by force leaves the client some time to go while it is being stopped.
+            await begun(client, tmp_path, "run trap '' TERM; echo begun; sleep 300 & wait; wait")
+            if leave == "before":
+                await draining(server)
+            else:
+                server.process.terminate()
+        assert await exit_code(server) == 0, server.said
+
+
 async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     flags = (*INFO, "--drain", "300")
     async with (
