@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 FOREIGN := tests/acp_server/foreign
 
 .DEFAULT_GOAL := help
-.PHONY: help chat test lint bench stress conformance format clean
+.PHONY: help chat test lint bench stress transports conformance format clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST) | awk '{n=$$1; $$1=""; printf "  make %-8s%s\n", n, $$0}'
@@ -35,6 +35,11 @@ stress: $(READY)-dev ## run every race test 200 times
 	@$(BIN)/python -m pytest -q -n auto -m race --repeat 200 tests/agent_core
 	@# Over the wire a repetition starts a process, and repeats its race inside.
 	@$(BIN)/python -m pytest -q -n auto -m race --repeat 20 tests/acp_server
+
+transports: $(READY)-dev ## run the black-box tests by WebSocket, and then by HTTP
+	@for over in ws http; do \
+	  $(BIN)/python -m pytest -q -n auto --dist worksteal --over $$over tests/acp_server || exit 1; \
+	done
 
 conformance: $(READY)-dev ## judge our own agent by stdio, WebSocket and HTTP, and the suite by its mutants
 	@$(BIN)/python -m conformance run -- $(BIN)/acp-agent serve

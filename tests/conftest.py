@@ -25,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--repeat", type=int, default=1, help="run each race test so many times")
+    parser.addoption("--over", choices=TRANSPORTS[1:], help="run all black-box tests by that")
     parser.addoption("--python-sdk", help="the folder with the Python SDK to test with")
 
 
@@ -39,8 +40,8 @@ def _n_processors() -> int:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if (over := metafunc.definition.get_closest_marker("transports")) is not None:
-        metafunc.fixturenames.append("_transport")
+    over = metafunc.definition.get_closest_marker("transports")
+    if over is not None and metafunc.config.getoption("--over") is None:
         metafunc.parametrize("_transport", over.args or TRANSPORTS, indirect=True)
     times = metafunc.config.getoption("--repeat")
     if times > 1 and metafunc.definition.get_closest_marker("race"):
@@ -48,9 +49,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("_repetition", range(times))
 
 
-@pytest.fixture
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--over`` keep the black-box tests that make sense there."""
+    if (over := config.getoption("--over")) is None:
+        return
+    kept = [item for item in items if _can_be_over(over, item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+    transports.current = over
+
+
+def _can_be_over(transport: str, item: pytest.Item) -> bool:
+    marks = [item.get_closest_marker(name) for name in ("transports", "only_over")]
+    names = vars(item.module) if isinstance(item, pytest.Function) else {}
+    starts = (getattr(names.get(name), "__module__", "") for name in ("serving", "served"))
+    is_black_box = any(module in ("serving", "serve_rig") for module in starts)
+    fits = (transport in (mark.args or TRANSPORTS) for mark in marks if mark is not None)
+    return is_black_box and all(fits)
+
+
+@pytest.fixture(autouse=True)  # or else a test that does not name it would not have it
 def _transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transports, "current", request.param)
+    monkeypatch.setattr(transports, "current", getattr(request, "param", transports.current))
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,8 @@
 ``over_network.py ws|http FLAG...`` starts ``acp-agent serve --listen`` with the flags, as its one
 child, and relays: each line is a text frame, or a POST of its own, one after the other; what comes
 back, on any stream, is a line. At the end of the input the connection is closed and the server told
-to end; its exit code is ours. What it logs is on stderr, but for where it listens.
+to end, unless a signal told it before; its exit code is ours. What it logs is on stderr, but for
+where it listens.
 
 This is a client of its own, on nothing of what it tests. By HTTP it does what the official SDKs do:
 it opens a session's stream when it first hears of the session, and names the session in a header.
@@ -21,7 +22,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-SERVE = [sys.executable, "-m", "acp_server", "serve", "--listen", "127.0.0.1:0"]
+SERVE = [sys.executable, "-m", "acp_server", "serve", "--listen", "127.0.0.1:0", "--drain", "0"]
 OPENS = ("session/load", "session/resume")
 
 
@@ -168,15 +169,25 @@ async def main() -> int:
             os.write(2, data)
 
     logging = asyncio.create_task(log())
+    is_told = False
+
+    def tell(number: signal.Signals) -> None:
+        nonlocal is_told
+        is_told = True
+        with suppress(ProcessLookupError):
+            server.send_signal(number)
+
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, server.terminate)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, tell, number)
     relay = by_websocket if sys.argv[1] == "ws" else by_http
     relaying = asyncio.create_task(relay(int(where[1])))
     ended = asyncio.create_task(server.wait())
     await asyncio.wait([relaying, ended], return_when=asyncio.FIRST_COMPLETED)
     if relaying.done():
         await relaying  # what went wrong there is to be seen
-        server.terminate()
+        if not is_told:
+            tell(signal.SIGTERM)
     code = await ended
     await logging
     sys.stderr.flush()

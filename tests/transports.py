@@ -1,11 +1,14 @@
 """The black-box tests' agent over every transport: the same wire, whatever is in between.
 
 A test with the mark ``transports`` runs once over stdio, once by WebSocket and once by HTTP.
+``make transports`` runs all of them by WebSocket, and then by HTTP; those that cannot be, for what
+they are about is another thing there, say so with the mark ``only_over``.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -26,7 +29,15 @@ class NetworkWire(Wire):
 
     def descendants(self) -> set[int]:
         """What the server started."""
-        return {pid for pid in super().descendants() if _parent_of(pid) != self.pid}
+        return super().descendants() - self._server()
+
+    def kill(self) -> None:
+        """Kill the server; the relay ends with it."""
+        for pid in self._server():
+            os.kill(pid, signal.SIGKILL)
+
+    def _server(self) -> set[int]:
+        return {pid for pid in super().descendants() if _parent_of(pid) == self.pid}
 
 
 def spawn(

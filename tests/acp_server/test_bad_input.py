@@ -43,6 +43,7 @@ BAD_LINES = [
 
 
 @pytest.mark.requirement("ACP-001", "ACP-012", "ACP-013", "ACP-019", "B110", "B117")
+@pytest.mark.only_over("stdio", why="a close code or a status says so")
 async def test_each_bad_line_gets_one_error_without_an_id_and_the_next_request_is_served():
     async with serving() as client:
         wire = client.wire
@@ -55,6 +56,7 @@ async def test_each_bad_line_gets_one_error_without_an_id_and_the_next_request_i
             assert [error["code"] for error in errors] == [code], raw[:60]
 
 
+@pytest.mark.only_over("stdio", "ws", why="a status says so")
 async def test_the_id_of_a_bad_request_is_salvaged():
     async with serving() as client:
         client.wire.send_bytes(b'{"jsonrpc":"2.0","id":70,"method":5}\n{"id":71,"method":"x"}\n')
@@ -97,6 +99,7 @@ async def test_an_escaped_lone_surrogate_does_no_harm(tmp_path):
 
 
 @pytest.mark.requirement("B103")
+@pytest.mark.only_over("stdio", why="a close code or a status says so")
 async def test_a_prompt_of_twenty_megabytes_is_taken_and_one_above_the_limit_is_refused(tmp_path):
     async with serving() as client:
         session = await client.new_session(tmp_path)
@@ -195,6 +198,7 @@ async def test_nothing_is_served_before_initialize(tmp_path):
 
 
 @pytest.mark.requirement("ACP-021")
+@pytest.mark.only_over("stdio", "ws", why="it makes a connection there")
 async def test_initialize_may_be_repeated_until_something_else_was_asked(tmp_path):
     async with serving() as client:
         again = await client.initialize()
@@ -241,6 +245,7 @@ async def test_garbage_in_the_capabilities_offers_nothing(capabilities, tmp_path
 
 
 @pytest.mark.requirement("ACP-043", "ACP-047", "ACP-048")
+@pytest.mark.only_over("stdio", "ws", why="initialize makes a connection there")
 async def test_authenticate_takes_the_advertised_method_only():
     async with serving() as client:
         methods = (await client.initialize())["authMethods"]
@@ -310,6 +315,7 @@ async def test_malformed_mcp_servers_are_refused_with_the_entry(tmp_path):
 
 
 @pytest.mark.requirement("ACP-076", "B083")
+@pytest.mark.only_over("stdio", "ws", why="a status says so")
 async def test_an_unknown_session_is_named_by_every_method(tmp_path):
     requests = [
         ("session/load", {"cwd": str(tmp_path), "mcpServers": []}),
@@ -345,6 +351,7 @@ async def test_a_cancel_that_means_nothing_is_silent(tmp_path):
 
 
 @pytest.mark.requirement("ACP-080", "ACP-015")
+@pytest.mark.only_over("stdio", "ws", why="initialize makes a connection there")
 async def test_a_prompt_must_hold_something_the_agent_offered_to_take(tmp_path):
     async with serving() as client:
         offered = (await client.initialize())["agentCapabilities"]["promptCapabilities"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+import transports
 from serve_rig import (
     ask_for_permission,
     cancel_message,
@@ -44,7 +45,7 @@ from conformance.providers.server import (
 from conformance.wire import Message
 
 pytestmark = pytest.mark.transports
-KINDS = ("count 1000000", "say never", "run sleep 300", "write never.txt: x", "stall")
+ENDLESS = ("count 1000000", "run sleep 300", "write never.txt: x", "stall")
 LATE: tuple[Message, ...] = (
     {"result": {"outcome": {"outcome": "selected", "optionId": "allow-once"}}},
     {"result": {"outcome": {"outcome": "selected", "optionId": "allow-always"}}},
@@ -67,17 +68,22 @@ def write_call(name: str) -> Message:
 async def test_a_prompt_and_its_cancel_in_one_write_are_cancelled_every_time(
     tmp_path: Path, is_fresh: bool
 ) -> None:
+    # On the network two messages may come apart, and what ends by itself may then have ended.
+    is_one_write = transports.current == "stdio"
+    kinds = ("say never", *ENDLESS) if is_one_write else ENDLESS
     async with served(tmp_path) as client:
         session = await client.new_session(tmp_path)
         for number in range(25):
             if is_fresh:
                 session = await client.new_session(tmp_path)
-            prompt = prompt_message(f"p{number}", session, KINDS[number % len(KINDS)])
+            prompt = prompt_message(f"p{number}", session, kinds[number % len(kinds)])
             send_together(client, prompt, cancel_message(session))
 
             await settle_cancelled(client, session, f"p{number}")
 
-            assert tool_calls(client, session) == {}
+            calls = tool_calls(client, session)
+            assert {call["status"] for call in calls.values()} <= {"failed"}
+            assert not (is_one_write and calls)
         assert not (tmp_path / "never.txt").exists()
         await follow_up(client, session)
 

@@ -204,6 +204,7 @@ async def test_a_cancel_behind_the_last_word_leaves_log_and_answer_in_agreement(
 
 
 @pytest.mark.requirement("B027")
+@pytest.mark.only_over("stdio", why="a client there may have so many prompts only")
 async def test_a_storm_of_cancels_holds_nothing_up(tmp_path: Path) -> None:
     async with served(tmp_path) as client:
         one, other = await client.new_session(tmp_path), await client.new_session(tmp_path)
@@ -221,8 +222,8 @@ async def test_a_storm_of_cancels_holds_nothing_up(tmp_path: Path) -> None:
         assert client.text(other) == "".join(f"{number} " for number in range(1, 31))
 
 
-@pytest.mark.transports
 @pytest.mark.requirement("R42", "R43", "ACP-061")
+@pytest.mark.only_over("stdio", why="two messages may come apart there")
 async def test_what_is_cancelled_before_its_turn_was_never_said(tmp_path: Path) -> None:
     state = tmp_path / "state"
     async with served(tmp_path, f"--state-dir={state}") as client:
@@ -293,6 +294,7 @@ async def test_a_cancel_while_idle_does_not_reach_the_next_prompt(tmp_path: Path
 
 @pytest.mark.requirement("B012", "B087")
 @pytest.mark.parametrize("prompt", ["stall", "count 100000 slowly", "run echo ready; sleep 300"])
+@pytest.mark.only_over("stdio", why="who has left hears no answer there")
 async def test_a_client_that_leaves_in_the_middle_finds_a_whole_session_later(
     tmp_path: Path, prompt: str
 ) -> None:

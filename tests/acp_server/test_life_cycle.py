@@ -113,6 +113,7 @@ async def test_a_poor_environment_changes_nothing(changes, name, tmp_path):
         (["--rehearsal-script", "/dev/null/none.jsonl"], "script"),
     ],
 )
+@pytest.mark.only_over("stdio", why="nothing listens with it")
 async def test_a_configuration_that_cannot_be_used_is_said_to_the_client(arguments, said, tmp_path):
     async with serving(*arguments) as client:
         for _time in range(2):
@@ -231,6 +232,7 @@ async def test_a_loaded_session_shows_what_was_shown_live_and_goes_on(tmp_path):
 
 
 @pytest.mark.requirement("ACP-076", "B083", "B025")
+@pytest.mark.only_over("stdio", "ws", why="a status says so")
 async def test_what_cannot_be_loaded_is_refused_and_leaves_no_session_behind(tmp_path):
     async with serving() as client:
         session = await client.new_session(tmp_path)
@@ -250,6 +252,7 @@ async def test_what_cannot_be_loaded_is_refused_and_leaves_no_session_behind(tmp
         assert client.text(session) == "kept"
 
 
+@pytest.mark.only_over("stdio", "ws", why="a status says so")
 async def test_a_prompt_right_behind_a_load_that_fails_fails_with_it(tmp_path):
     async with serving() as client:
         loads = {"sessionId": "sess_nope", "cwd": str(tmp_path), "mcpServers": []}
@@ -373,6 +376,7 @@ async def test_whatever_comes_in_one_write_with_the_end_of_input_is_answered_in_
 
 @pytest.mark.requirement("B089")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.only_over("stdio", why="SIGHUP is for the tokens there")
 async def test_a_signal_ends_everything_as_the_end_of_input_does(number, tmp_path):
     async with serving(permission="allow") as client:
         session = await client.new_session(tmp_path)
@@ -386,6 +390,7 @@ async def test_a_signal_ends_everything_as_the_end_of_input_does(number, tmp_pat
 
 
 @pytest.mark.requirement("B089")
+@pytest.mark.only_over("stdio", why="SIGHUP is for the tokens there")
 async def test_a_second_signal_ends_the_process_and_its_children_at_once(tmp_path):
     async with serving(permission="allow") as client:
         session = await client.new_session(tmp_path)
@@ -529,6 +534,7 @@ for fd in (0, 1):
 
 
 @pytest.mark.requirement("ACP-003", "B109")
+@pytest.mark.only_over("stdio", why="it says so")
 async def test_nothing_a_tools_child_writes_reaches_stdout_and_it_cannot_read_our_stdin(tmp_path):
     (tmp_path / "leak.py").write_text(LEAK)
     async with serving(permission="allow") as client:
@@ -648,6 +654,7 @@ async def test_a_database_locked_by_another_process_is_said_and_nothing_is_lost(
 
 
 @pytest.mark.requirement("ACP-018", "B094")
+@pytest.mark.only_over("stdio", why="the test would limit the relay")
 async def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path):
     async with serving() as client:
         session = await client.new_session(tmp_path)
@@ -671,6 +678,7 @@ async def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path):
 
 
 @pytest.mark.requirement("ACP-018")
+@pytest.mark.only_over("stdio", why="nothing listens with it")
 async def test_a_state_folder_that_cannot_be_made_is_said_and_the_agent_lives(tmp_path):
     (tmp_path / "file").write_text("in the way")
     async with serving("--state-dir", str(tmp_path / "file" / "state")) as client:
@@ -681,6 +689,7 @@ async def test_a_state_folder_that_cannot_be_made_is_said_and_the_agent_lives(tm
             assert "database cannot be opened" in error["message"]
 
 
+@pytest.mark.only_over("stdio", why="nothing listens with it")
 async def test_a_file_that_is_no_database_is_said_and_left_alone(tmp_path):
     (tmp_path / "sessions.sqlite3").write_text("precious notes, not a database at all" * 50)
     before = (tmp_path / "sessions.sqlite3").read_bytes()
@@ -718,6 +727,7 @@ def load(runtime):
 """
 
 
+@pytest.mark.only_over("stdio", why="all is loaded first there")
 async def test_garbage_is_looked_for_again_once_all_is_loaded_and_not_in_what_is_loaded(tmp_path):
     (tmp_path / "collecting.py").write_text(COLLECTING)
 

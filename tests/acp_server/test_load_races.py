@@ -339,6 +339,7 @@ async def test_a_session_that_another_process_went_on_with_is_read_again_by_a_lo
             assert three.text(session) == "firstsecondthird"
 
 
+@pytest.mark.only_over("stdio", "ws", why="a status says so")
 async def test_a_session_that_another_process_deleted_is_unknown_from_the_next_load_on():
     async with serving() as one:
         session = await one.new_session(CWD)

@@ -386,6 +386,7 @@ async def test_no_malformed_notification_is_answered_or_does_anything(method, tm
 
 
 @pytest.mark.requirement("ACP-003")
+@pytest.mark.only_over("stdio", "ws", why="a status says some of it")
 async def test_nothing_that_is_malformed_makes_a_process_say_anything_but_answers(tmp_path):
     async with serving() as client:
         session = await client.new_session(tmp_path)

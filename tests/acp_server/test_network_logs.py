@@ -182,6 +182,7 @@ async def test_a_session_that_another_client_takes_over_is_logged_as_that_ones(
     assert [r["connection"] for r in named(server, "turn_ended")] == [1, 2]
 
 
+@pytest.mark.only_over("stdio", why="it says so")
 async def test_over_stdio_a_turns_records_name_its_session_and_number(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with served(tmp_path, "--log-level", "info", "--log-file", str(log)) as client:

@@ -70,6 +70,7 @@ BLOCKED = ["--plugin", "in_the_way:block", "--mode", "bypass"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.only_over("stdio", why="SIGHUP is for the tokens there")
 async def test_a_signal_ends_the_process_after_its_grace_though_a_listener_holds_the_loop(
     number, plugins, tmp_path
 ):
@@ -82,6 +83,7 @@ async def test_a_signal_ends_the_process_after_its_grace_though_a_listener_holds
         assert client.wire.descendants() == set()
 
 
+@pytest.mark.only_over("stdio", why="the test's signals reach the relay")
 async def test_a_second_signal_ends_the_process_at_once_though_a_listener_holds_the_loop(
     plugins, tmp_path
 ):
@@ -195,6 +197,7 @@ def test_two_threads_may_write_to_one_patient_stream():
 # --- the database is locked -------------------------------------------------------------------
 
 
+@pytest.mark.only_over("stdio", why="who has left hears no answer there")
 async def test_a_database_that_another_process_holds_at_the_end_is_no_failure_of_ours(
     plugins, tmp_path
 ):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import transports
 from serve_rig import chunk_of, served, tool_update
@@ -102,6 +103,18 @@ def _joined(messages: list[Message]) -> list[Message]:
         else:
             joined.append(message)
     return joined
+
+
+@pytest.mark.transports
+async def test_a_test_runs_over_the_transport_that_it_is_named_for(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    over = request.config.getoption("--over") or request.node.callspec.params["_transport"]
+    async with served(tmp_path) as client:
+        command = await anyio.Path(f"/proc/{client.wire.pid}/cmdline").read_text()
+    assert [name for name in ("ws", "http") if name in command.split("\0")] == [over] * (
+        over != "stdio"
+    )
 
 
 async def test_every_transport_tells_the_same_in_the_same_order(
