@@ -234,7 +234,7 @@ class Background:
             return SubagentResult("aborted", "")
         except AgentError as exc:
             return SubagentResult("error", "", str(exc))
-        child.doing = "starting"
+        child.doing = "thinking"
         try:
             return await run.result()
         finally:

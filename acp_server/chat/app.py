@@ -228,7 +228,8 @@ class _Chat:
     def _stop_background(self) -> None:
         if names := ", ".join(self._view.subagents()):
             self._view.note(f"stopping {names}…")
-            self._agent.notify("session/cancel", {"sessionId": self._session_id})
+        # Also without names: one may have started just now and not been heard of yet.
+        self._agent.notify("session/cancel", {"sessionId": self._session_id})
 
     async def _read_prompt(self) -> str | Typed:
         typed: str | Typed | None = None

@@ -425,11 +425,28 @@ def test_ctrl_c_at_the_prompt_stops_what_is_in_the_background(tmp_path):
     with person(command=OURS, cwd=str(tmp_path), permissions="allow") as someone:
         someone.types("delegate count 5000 slowly in the background\n")
         someone.sees("> ")
-        someone.types(CTRL_C)
-        someone.sees("stopping subagent…")
+        someone.types(CTRL_C)  # perhaps before the chat has heard of the subagent
+        someone.sees("leaves")
         someone.sees("> ")
         someone.types("/agents\n")
         someone.sees("- subagent: stop(ping|ped)")
+        someone.sees("> ")
+        someone.types(CTRL_D)
+        assert someone.is_left_with() == 0
+
+
+def test_ctrl_c_at_the_prompt_names_whom_it_stops_in_the_background(tmp_path):
+    with person(command=OURS, cwd=str(tmp_path), permissions="allow") as someone:
+        someone.types("delegate count 5000 slowly in the background\n")
+        while True:
+            someone.sees("> ")
+            someone.types("/agents\n")
+            doing = someone.sees(r"- subagent: running \([^\r\n]*")
+            if "waiting" not in doing:  # it has started, and the chat has heard of it
+                break
+        someone.sees("> ")
+        someone.types(CTRL_C)
+        someone.sees("stopping subagent…")
         someone.sees("> ")
         someone.types(CTRL_D)
         assert someone.is_left_with() == 0

@@ -285,7 +285,7 @@ async def test_a_cancel_while_files_are_looked_at_lets_nothing_of_the_prompt_thr
                 passed.append(args[3])
                 return Allow()
 
-            commands = SessionCommands(at.agent, lambda _offers: None)
+            commands = SessionCommands(lambda _offers: None)
             return commands.submit(at.agent, (Text("/echo x"),), "user", signal, next_)
 
         runs = await abort_at_every_await(submit)
