@@ -163,15 +163,17 @@ async def words_that_nobody_knows(trial: Trial) -> None:
 
 @scenario("FRM-23", is_quick=True)
 async def many_requests_at_once(trial: Trial) -> None:
-    """Send 64 requests in a row, with notifications between them."""
+    """Send 64 requests in one go, with notifications between them."""
     wire = (await trial.shared_client()).wire
     await serves(trial, wire, "nothing")
     method, params = harmless(trial, wire)
     with trial.expect("FRM-23") as it:
-        start, ids = len(wire.received), []
-        for index in range(N_PIPELINED):
-            ids.append(wire.request(method, params))
-            wire.notify("_conformance/between", {"index": index})
+        start, ids = len(wire.received), [wire.new_id() for _ in range(N_PIPELINED)]
+        between = {"jsonrpc": "2.0", "method": "_conformance/between", "params": {}}
+        requests = [
+            {"jsonrpc": "2.0", "id": each, "method": method, "params": params} for each in ids
+        ]
+        wire.send_together([message for each in requests for message in (each, between)])
         for each in ids:
             await wire.response(each, trial.target.timeout_s)
         await serves(trial, wire, "many requests at once")
