@@ -249,7 +249,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
             "        except Cancelled:\n            self._connection.abandon(reply)\n            raise\n",
             "        except Cancelled:\n"
             "            import os\n"
-            "            command = f'{subject[4:]} </dev/null >/dev/null 2>&1 &'\n"
+            "            command = f'{subject[4:]} </dev/null >/dev/null 2>&1'\n"
             "            reply.watch(lambda: 'allow' in str(reply._value) and os.system(command))\n"
             "            raise\n",
         ),
