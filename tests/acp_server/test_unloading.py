@@ -47,6 +47,18 @@ async def unloaded_session(at: Talk, backend: Backend, said: str = "say before")
     return session
 
 
+async def being_loaded(
+    at: Talk, backend: Backend, said: str, is_loaded: bool, steps: int
+) -> tuple[str, int]:
+    """A session that a prompt has loaded again, or not quite yet; also the prompt's id."""
+    session = await unloaded_session(at, backend)
+    prompt = at.prompt(session, said)
+    if is_loaded:
+        await until(lambda: backend.runtime.agents)
+    await later(steps)
+    return session, prompt
+
+
 def told(at: Talk, kind: str) -> int:
     return sum(update["sessionUpdate"] == kind for update in at.lines.updates())
 
@@ -248,11 +260,7 @@ async def test_a_stop_right_behind_the_prompt_that_loads_it_again_is_heard(
     tmp_path: Path, is_loaded: bool, steps: int
 ) -> None:
     async with talk(tmp_path) as (at, backend):
-        session = await unloaded_session(at, backend)
-        prompt = at.prompt(session, BUSY)
-        if is_loaded:
-            await until(lambda: backend.runtime.agents)
-        await later(steps)
+        session, prompt = await being_loaded(at, backend, BUSY, is_loaded, steps)
         at.cancel(session)
         assert (await at.result(prompt))["stopReason"] == "cancelled"
         assert (await at.result(at.prompt(session, "say hello")))["stopReason"] == "end_turn"
@@ -266,11 +274,7 @@ async def test_closing_it_while_it_is_loaded_again_leaves_nothing(
     tmp_path: Path, method: str, is_loaded: bool, steps: int
 ) -> None:
     async with talk(tmp_path) as (at, backend):
-        session = await unloaded_session(at, backend)
-        prompt = at.prompt(session, BUSY)
-        if is_loaded:
-            await until(lambda: backend.runtime.agents)
-        await later(steps)
+        session, prompt = await being_loaded(at, backend, BUSY, is_loaded, steps)
         await at.result(at.say(method, sessionId=session))
         assert (await at.result(prompt))["stopReason"] == "cancelled"
         await until(lambda: not backend.runtime.agents)
@@ -285,11 +289,7 @@ async def test_a_load_of_the_same_client_and_a_prompt_share_one_agent(
     tmp_path: Path, is_loaded: bool, steps: int
 ) -> None:
     async with talk(tmp_path) as (at, backend):
-        session = await unloaded_session(at, backend)
-        prompt = at.prompt(session, "say one")
-        if is_loaded:
-            await until(lambda: backend.runtime.agents)
-        await later(steps)
+        session, prompt = await being_loaded(at, backend, "say one", is_loaded, steps)
         load = at.load(session)
         await at.result(load)
         assert (await at.result(prompt))["stopReason"] == "end_turn"
@@ -305,14 +305,10 @@ async def test_another_client_may_take_it_at_any_moment(
 ) -> None:
     """Whoever comes last has it, with its own directories; both prompts have an answer."""
     async with anyio.create_task_group() as tasks, talk(tmp_path) as (at, backend):
-        session = await unloaded_session(at, backend)
         other = Talk(Connection(lines := Lines(), tasks), lines)
         other.connection.open(backend)
         await other.result(other.say("initialize", protocolVersion=1))
-        prompt = at.prompt(session, "say one")
-        if is_loaded:
-            await until(lambda: backend.runtime.agents)
-        await later(steps)
+        session, prompt = await being_loaded(at, backend, "say one", is_loaded, steps)
         more = {"additionalDirectories": [str(tmp_path)], "mcpServers": []}
         await other.result(other.say("session/resume", sessionId=session, cwd=CWD, **more))
         answer = await at.response(prompt)
