@@ -13,6 +13,7 @@ import socket
 import stat
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import anyio
@@ -100,12 +101,18 @@ async def _read(fd: int) -> bytes:
 
 
 class FdOutbox:
-    """An ordered queue of lines in front of a descriptor, written by `run`."""
+    """An ordered queue of lines in front of a descriptor, written by `run`.
+
+    The first line of each round of the event loop is written at once: whoever sends it may keep the
+    loop for a while. Those behind it are written together.
+    """
 
     def __init__(self, fd: int) -> None:
         self._write = _writer(fd)
         self._fd = fd
         self._queue: deque[bytes] = deque()
+        self._begun = memoryview(b"")  # taken from the queue, and not yet written
+        self._may_write = False  # nothing is begun, and nothing was written in this round
         self._unread_bytes = 0
         self._wake = anyio.Event()
         self._low = anyio.Event()
@@ -122,6 +129,10 @@ class FdOutbox:
             self._queue.append(message)
             self._unread_bytes += len(message) + 1
             self._wake.set()
+            if self._may_write:
+                self._may_write = False
+                with suppress(OSError):  # `run` meets it, too
+                    self._write_some()
 
     async def drained(self) -> None:
         """Wait until little is unread, or the peer is gone. Cancellation: safe."""
@@ -140,15 +151,21 @@ class FdOutbox:
         """
         try:
             while True:
-                while self._queue:
-                    await self._write_all(self._take())
+                while self._queue or self._begun:
+                    try:
+                        self._write_some()
+                    except BlockingIOError:
+                        await anyio.wait_writable(self._fd)
                 self._wake = anyio.Event()
+                self._may_write = True
                 await self._wake.wait()
         except OSError:  # the pipe is broken, the terminal gone, the disk behind the file full
             self._is_lost = True
             self._queue.clear()
             self._low.set()
             on_lost()
+        finally:
+            self._may_write = False
 
     def _take(self) -> bytes:
         parts, size = [], 0
@@ -158,19 +175,14 @@ class FdOutbox:
         parts.append(b"")
         return b"\n".join(parts)
 
-    async def _write_all(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                written = self._write(view)
-            except BlockingIOError:
-                await anyio.wait_writable(self._fd)
-                continue
-            view = view[written:]
-            self._unread_bytes -= written
-            if self._unread_bytes <= HIGH_WATER_BYTES // 4 and not self._low.is_set():
-                self._low.set()
-                self._low = anyio.Event()
+    def _write_some(self) -> None:
+        self._begun = self._begun or memoryview(self._take())
+        written = self._write(self._begun)
+        self._begun = self._begun[written:]
+        self._unread_bytes -= written
+        if self._unread_bytes <= HIGH_WATER_BYTES // 4 and not self._low.is_set():
+            self._low.set()
+            self._low = anyio.Event()
 
 
 def _writer(fd: int) -> Callable[[memoryview], int]:

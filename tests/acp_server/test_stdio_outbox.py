@@ -104,6 +104,60 @@ async def test_a_short_queue_holds_nobody_up():
 
 
 @both_kinds
+async def test_a_line_after_silence_is_there_before_its_sender_lets_the_loop_go_on(kind):
+    with channel(kind) as (writes, reads, _):
+        os.set_blocking(reads, False)
+        outbox = FdOutbox(writes)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outbox.run, lambda: None)
+            for n in range(3):
+                await wait_all_tasks_blocked()
+                outbox.send(b"first %d" % n)
+                outbox.send(b"second")
+
+                assert os.read(reads, 100) == b"first %d\n" % n
+
+                await wait_all_tasks_blocked()
+                assert os.read(reads, 100) == b"second\n"
+            tasks.cancel_scope.cancel()
+
+
+@both_kinds
+async def test_a_line_after_silence_that_is_too_long_to_be_written_at_once_comes_whole(kind):
+    with channel(kind) as (writes, reads, _):
+        outbox = FdOutbox(writes)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outbox.run, lambda: None)
+            await wait_all_tasks_blocked()
+            outbox.send(MEGABYTE)
+            outbox.send(b"behind it")
+
+            expected = MEGABYTE + b"\nbehind it\n"
+            with anyio.fail_after(10):
+                data = await anyio.to_thread.run_sync(read_all, reads, len(expected))
+                await outbox.flushed()
+
+            assert data == expected
+            tasks.cancel_scope.cancel()
+
+
+@both_kinds
+async def test_a_reader_that_left_in_silence_is_noticed_with_the_next_line(kind):
+    with channel(kind) as (writes, reads, closed):
+        outbox, lost = FdOutbox(writes), anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outbox.run, lost.set)
+            await wait_all_tasks_blocked()
+            os.close(reads)
+            closed(reads)
+            outbox.send(b"{}")
+
+            with anyio.fail_after(5):
+                await lost.wait()
+                await outbox.flushed()
+
+
+@both_kinds
 async def test_a_reader_that_leaves_is_noticed_and_frees_everybody(kind):
     with channel(kind) as (writes, reads, closed):
         outbox, lost = FdOutbox(writes), anyio.Event()
