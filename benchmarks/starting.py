@@ -62,14 +62,15 @@ def footprint(*, is_quick: bool) -> Iterator[Figure]:
 
 
 def first_chunk(*, is_quick: bool) -> Iterator[Figure]:
-    """Prompt to the first piece of the answer, beside the openai SDK without any agent.
+    """Prompt to the first piece of the answer, beside each SDK without any agent.
 
     The first turn comes twice: right behind the handshake, as only programs do it, and after the
     time that a person takes. What the provider itself takes is measured, and taken off.
     """
     rounds = 3 if is_quick else 10
-    first, later, at_once, alone_first, alone_later = [], [], [], [], []
+    first, later, at_once = [], [], []
     ours: dict[str, list[list[float]]] = {api: [] for api in APIS}
+    alone: dict[str, list[list[float]]] = {api: [] for api in APIS}
     own: dict[str, list[float]] = {api: [] for api in APIS}
     with provider() as environ, provider("responses") as responses, provider("anthropic") as other:
         environs = dict(zip(APIS, (environ, responses, other), strict=True))
@@ -83,28 +84,23 @@ def first_chunk(*, is_quick: bool) -> Iterator[Figure]:
             for api, of_api in environs.items():
                 with agent(environ=of_api) as process:
                     ours[api].append(list(_chunk_times(process, "stream 3", SETTLED_S)))
+                alone[api].append(_sdk_alone(of_api, api))
                 own[api] += own_times(of_api, api, TURNS)
-            taken = _sdk_alone(environ)
-            alone_first.append(taken[0])
-            alone_later += taken[1:]
-    name, alone = f"prompt to first chunk, n={rounds}", "openai SDK alone"
+    name = f"prompt to first chunk, n={rounds}"
     yield Figure(f"{name}, first turn, rehearsal", median(first), "ms", budget=at_most(30))
     yield Figure(f"{name}, first turn, openai, at once", median(at_once), "ms")
     yield Figure(f"{name}, later, rehearsal", median(later), "ms", budget=at_most(4))
     for api, turns in ours.items():
         own_ms = median(own[api])
-        of_first = median([turn[0] for turn in turns]) - own_ms
-        of_later = median([taken for turn in turns for taken in turn[1:]]) - own_ms
         title = {"chat": "openai", "responses": "openai, Responses"}.get(api, api)
-        floors = (median(alone_first) - own_ms, median(alone_later) - own_ms)
-        against = (*floors, alone) if api == "chat" else (None, None, "")
-        yield Figure(
-            f"the provider's own time, which is not in the next two, {title}", own_ms, "ms"
-        )
-        yield Figure(
-            f"{name}, first turn, {title}", of_first, "ms", against[0], against[2], at_most(30)
-        )
-        yield Figure(f"{name}, later, {title}", of_later, "ms", against[1], against[2], at_most(4))
+        yield Figure(f"the provider's own time, not in the next two, {title}", own_ms, "ms")
+        for which, kept, limit in (("first turn", slice(1), 30), ("later", slice(1, None), 4)):
+            taken_ms, floor_ms = (
+                median([taken for turn in those for taken in turn[kept]]) - own_ms
+                for those in (turns, alone[api])
+            )
+            budget = at_most(limit)
+            yield Figure(f"{name}, {which}, {title}", taken_ms, "ms", floor_ms, "SDK alone", budget)
 
 
 def _chunk_times(process: AgentProcess, text: str, pause_s: float) -> Iterator[float]:
@@ -119,7 +115,7 @@ def _chunk_times(process: AgentProcess, text: str, pause_s: float) -> Iterator[f
         process.result(prompt)
 
 
-def _sdk_alone(environ: Mapping[str, str]) -> list[float]:
-    command = (PYTHON, "-m", "benchmarks.floors.model", str(TURNS))
+def _sdk_alone(environ: Mapping[str, str], api: str) -> list[float]:
+    command = (PYTHON, "-m", "benchmarks.floors.model", api, str(TURNS))
     done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, check=True)
     return [float(line) for line in done.stdout.split()]
