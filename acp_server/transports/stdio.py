@@ -112,9 +112,9 @@ class FdOutbox:
         self._fd = fd
         self._queue: deque[bytes] = deque()
         self._begun = memoryview(b"")  # taken from the queue, and not yet written
-        self._may_write = False  # nothing is begun, and nothing was written in this round
         self._unread_bytes = 0
-        self._wake = anyio.Event()
+        self._wake = anyio.Event()  # not set while `run` waits for it, and at no other time
+        self._wake.set()
         self._low = anyio.Event()
         self._is_lost = False
 
@@ -128,9 +128,8 @@ class FdOutbox:
         if not self._is_lost:
             self._queue.append(message)
             self._unread_bytes += len(message) + 1
-            self._wake.set()
-            if self._may_write:
-                self._may_write = False
+            if not self._wake.is_set():
+                self._wake.set()
                 with suppress(OSError):  # `run` meets it, too
                     self._write_some()
 
@@ -157,7 +156,6 @@ class FdOutbox:
                     except BlockingIOError:
                         await anyio.wait_writable(self._fd)
                 self._wake = anyio.Event()
-                self._may_write = True
                 await self._wake.wait()
         except OSError:  # the pipe is broken, the terminal gone, the disk behind the file full
             self._is_lost = True
@@ -165,7 +163,7 @@ class FdOutbox:
             self._low.set()
             on_lost()
         finally:
-            self._may_write = False
+            self._wake.set()
 
     def _take(self) -> bytes:
         parts, size = [], 0
