@@ -5,60 +5,52 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 SAID: list[Any] = [{"role": "user", "content": "stream 3"}]
 
 
-async def chat() -> AsyncIterator[bool | None]:
-    """Yield whether each event of Chat Completions holds words; `None` before each call."""
-    from openai import AsyncOpenAI
-
-    async with AsyncOpenAI(max_retries=0) as client:
-        while True:
-            yield None
-            stream = await client.chat.completions.create(model="any", messages=SAID, stream=True)
-            async for chunk in stream:
-                yield bool(chunk.choices[0].delta.content)
-
-
-async def responses() -> AsyncIterator[bool | None]:
-    """The same with the Responses API."""
-    from openai import AsyncOpenAI
-
-    async with AsyncOpenAI(max_retries=0) as client:
-        while True:
-            yield None
-            async for event in await client.responses.create(model="any", input=SAID, stream=True):
-                yield event.type == "response.output_text.delta"
-
-
-async def anthropic() -> AsyncIterator[bool | None]:
-    """The same with the Messages API."""
-    from anthropic import AsyncAnthropic
-
-    async with AsyncAnthropic(max_retries=0) as client:
-        while True:
-            yield None
-            stream = await client.messages.create(
-                model="any", max_tokens=9, messages=SAID, stream=True
-            )
-            async for event in stream:
-                yield event.type == "content_block_delta"
-
-
 async def call(api: str, times: int) -> None:
     """Call the endpoint that the environment names, `times` times, one after the other."""
-    begun: float | None = None
-    async for words in {"chat": chat, "responses": responses, "anthropic": anthropic}[api]():
-        if words is None:
-            if times == 0:
-                return
-            times, begun = times - 1, time.perf_counter()
-        elif words and begun is not None:
-            print((time.perf_counter() - begun) * 1000)
-            begun = None
+    async with _client(api) as client:
+        for _ in range(times):
+            begun = time.perf_counter()
+            first = None
+            async for event in await _ask(api, client):
+                if first is None and _has_words(api, event):
+                    first = time.perf_counter()
+            assert first is not None
+            print((first - begun) * 1000)
+
+
+def _client(api: str) -> Any:
+    if api == "anthropic":
+        from anthropic import AsyncAnthropic
+
+        return AsyncAnthropic(max_retries=0)
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(max_retries=0)
+
+
+def _ask(api: str, client: Any) -> Any:
+    match api:
+        case "chat":
+            return client.chat.completions.create(model="any", messages=SAID, stream=True)
+        case "responses":
+            return client.responses.create(model="any", input=SAID, stream=True)
+        case _:
+            return client.messages.create(model="any", max_tokens=9, messages=SAID, stream=True)
+
+
+def _has_words(api: str, event: Any) -> bool:
+    match api:
+        case "chat":
+            return bool(event.choices and event.choices[0].delta.content)
+        case "responses":
+            return event.type == "response.output_text.delta"
+        case _:
+            return event.type == "content_block_delta"
 
 
 if __name__ == "__main__":
