@@ -58,6 +58,8 @@ for line in sys.stdin.buffer:
         request = json.loads(line)
     except ValueError:
         continue
+    if WAY == "answers notifications" and isinstance(request, dict) and "method" in request:
+        request.setdefault("id", "")
     if not isinstance(request, dict) or not {"id", "method"} <= request.keys():
         continue
     if request["method"] == WAY:

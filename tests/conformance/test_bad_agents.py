@@ -116,6 +116,23 @@ def test_what_is_no_message_on_stdout_is_shown_as_it_came(way: str, shown: str):
     assert f"no message: '{shown}" in ended.output
 
 
+def test_answers_to_notifications_are_not_counted_as_those_of_a_request_before(tmp_path: Path):
+    report = tmp_path / "report.json"
+    played = ("ids_come_back_unchanged", "many_requests_at_once")
+    only = [word for each in played for word in ("--only", each)]
+    suite, _ = start("answers notifications", *only, "--jobs", "1", "--json", str(report))
+    suite.communicate()
+
+    rules = json.loads(report.read_bytes())["rules"]
+    status = {each["rule"]: each["status"] for each in rules}
+    assert suite.returncode == 1
+    assert {rule: status[rule] for rule in ("FRM-16", "MSG-07", "MSG-08")} == {
+        "FRM-16": "pass",
+        "MSG-07": "pass",
+        "MSG-08": "fail",
+    }
+
+
 def test_a_flood_of_messages_fills_no_memory(tmp_path: Path):
     report = tmp_path / "report.json"
 
