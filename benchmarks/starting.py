@@ -11,7 +11,8 @@ from benchmarks.client import BARE, OURS, PYTHON, SCRIPT, SDK, AgentProcess, age
 from benchmarks.provider import APIS, own_times, provider
 from benchmarks.table import Figure, at_most, median, ratio_at_most
 
-TURNS = 5
+TURNS = 20
+"""In one session. Python still gets quicker in the first ten, by about 0.7 ms."""
 SETTLED_S = 2.0
 """How long a person takes at least to write a first prompt."""
 
@@ -93,13 +94,16 @@ def first_chunk(*, is_quick: bool) -> Iterator[Figure]:
     for api, turns in ours.items():
         own_ms = median(own[api])
         title = {"chat": "openai", "responses": "openai, Responses"}.get(api, api)
-        yield Figure(f"the provider's own time, not in the next two, {title}", own_ms, "ms")
-        for which, kept, limit in (("first turn", slice(1), 30), ("later", slice(1, None), 4)):
+        yield Figure(f"the provider's own time, not in the next three, {title}", own_ms, "ms")
+        for which, kept, budget in (
+            ("first turn", slice(1), at_most(30)),
+            ("second turn", slice(1, 2), None),
+            ("later", slice(1, None), at_most(4)),
+        ):
             taken_ms, floor_ms = (
                 median([taken for turn in those for taken in turn[kept]]) - own_ms
                 for those in (turns, alone[api])
             )
-            budget = at_most(limit)
             yield Figure(f"{name}, {which}, {title}", taken_ms, "ms", floor_ms, "SDK alone", budget)
 
 
