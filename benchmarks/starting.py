@@ -94,7 +94,7 @@ def first_chunk(*, is_quick: bool) -> Iterator[Figure]:
     for api, turns in ours.items():
         own_ms = median(own[api])
         title = {"chat": "openai", "responses": "openai, Responses"}.get(api, api)
-        yield Figure(f"the provider's own time, not in the next three, {title}", own_ms, "ms")
+        yield Figure(f"the provider's own time, taken off below, {title}", own_ms, "ms")
         for which, kept, budget in (
             ("first turn", slice(1), at_most(30)),
             ("second turn", slice(1, 2), None),
