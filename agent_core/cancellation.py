@@ -184,18 +184,22 @@ class AbortSignal:
 
         return remove
 
-    def scope(self) -> _AbortScope:
+    def scope(self, limit_s: float | None = None) -> _AbortScope:
         """Give up the await in the block when the signal fires: ``async with signal.scope():``.
 
         For a leaf that owns what it awaits: a sleep, one read of a socket it will close, an
         answer from the client. Never around a listener, an adapter or a tool, and never across a
         ``yield``.
 
+        Args:
+            limit_s: Seconds after which it is given up, too; `None` for no limit.
+
         Raises:
             TurnAborted: On entry if aborted already (the block does not run), at the end of the
                 block if the signal fired meanwhile.
+            TimeoutError: At the end of the block, if it was given up after `limit_s` seconds.
         """
-        return _AbortScope(self)
+        return _AbortScope(self, limit_s)
 
     @staticmethod
     def any(*signals: AbortSignal) -> DerivedSignal:
@@ -277,14 +281,17 @@ class DerivedSignal(AbortSignal):
 class _AbortScope:
     """See `AbortSignal.scope`."""
 
-    __slots__ = ("_remove", "_scope", "_signal")
+    __slots__ = ("_limit_s", "_remove", "_scope", "_signal")
 
-    def __init__(self, signal: AbortSignal) -> None:
+    def __init__(self, signal: AbortSignal, limit_s: float | None) -> None:
         self._signal = signal
+        self._limit_s = limit_s
 
     async def __aenter__(self) -> None:
         self._signal.raise_if_aborted()
-        self._scope = anyio.CancelScope()
+        limit_s = self._limit_s
+        deadline = math.inf if limit_s is None else anyio.current_time() + limit_s
+        self._scope = anyio.CancelScope(deadline=deadline)
         self._scope.__enter__()
         self._remove = self._signal.on_abort(self._cancel)
 
@@ -293,12 +300,13 @@ class _AbortScope:
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
+    ) -> None:
         self._remove()
-        swallowed = bool(self._scope.__exit__(exc_type, exc, traceback))
-        if exc is None or swallowed:
+        is_given_up = self._scope.__exit__(exc_type, exc, traceback)
+        if exc is None or is_given_up:
             self._signal.raise_if_aborted()
-        return swallowed
+        if is_given_up:
+            raise TimeoutError
 
     def _cancel(self, _reason: object) -> None:
         self._scope.cancel()

@@ -6,9 +6,11 @@ import asyncio
 import enum
 import inspect
 import json
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -565,6 +567,45 @@ async def test_a_scope_lets_a_failure_of_its_block_pass_although_it_fired() -> N
 
     with pytest.raises(KeyError):
         await in_scope_of(controller.signal, explode)
+
+
+async def limited(signal: AbortSignal, *steps: Callable[[], object], limit_s: float) -> None:
+    async with signal.scope(limit_s):
+        for step in steps:
+            step()
+            await anyio.lowlevel.checkpoint()
+        await anyio.sleep_forever()
+
+
+async def test_a_scope_gives_up_the_await_of_its_leaf_at_its_limit() -> None:
+    signal = AbortController().signal
+    with anyio.fail_after(LIMIT_S):
+        with pytest.raises(TimeoutError):
+            await limited(signal, limit_s=0.01)
+        await anyio.lowlevel.checkpoint()  # nothing of the scope's cancellation is left
+
+    assert not signal.aborted
+    assert signal._listeners == {}
+
+
+@pytest.mark.parametrize("is_abort_first", [True, False])
+async def test_an_abort_outranks_a_limit_that_is_over_too(is_abort_first: bool) -> None:
+    controller = AbortController()
+    steps = [partial(controller.abort, "why"), partial(time.sleep, 0.02)]
+    if not is_abort_first:
+        steps.reverse()
+    with anyio.fail_after(LIMIT_S), pytest.raises(TurnAborted):
+        await limited(controller.signal, lambda: [step() for step in steps], limit_s=0.01)
+
+
+async def test_what_a_leaf_has_counts_although_the_limit_of_its_scope_is_over_by_then() -> None:
+    signal = AbortController().signal
+    async with signal.scope(0.01):
+        await anyio.lowlevel.checkpoint()
+        time.sleep(0.02)  # noqa: ASYNC251 - nothing is awaited any more
+        result = "here"
+
+    assert result == "here"
 
 
 async def test_a_scope_lets_foreign_cancellation_pass() -> None:
