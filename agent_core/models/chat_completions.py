@@ -248,7 +248,7 @@ class ChatCompletions:
             body["stream_options"] = {"include_usage": True}
         if request.tools:
             body["tools"] = [
-                {"type": "function", "function": msgspec.to_builtins(tool)}
+                {"type": "function", "function": msgspec.structs.asdict(tool)}
                 for tool in request.tools
             ]
         if request.effort is not None:

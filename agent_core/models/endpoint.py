@@ -10,7 +10,7 @@ Every await that can take long is one leaf await under the turn's signal and an 
 limit counts events, not bytes: a stalled endpoint may well send keep-alive comments for ever. Both
 SDKs' own retries and time limits are off: retrying and waiting are ours.
 
-What goes out is the request and nothing else: every header is either ours or one of `_KEPT`. The
+What goes out is the request and nothing else: every header is ours, one of `_KEPT`, or HTTP's. The
 SDKs would add what they know of this machine, and what they find in its environment.
 """
 
@@ -23,7 +23,6 @@ from contextlib import AsyncExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import anyio
 import msgspec
 
 from agent_core.cancellation import AbortSignal, TurnAborted
@@ -50,8 +49,7 @@ END: Final = object()
 """What `Endpoint.next` returns behind the last event."""
 _DONE: Final = b"[DONE]"
 _KEPT: Final = frozenset(
-    b"host content-length content-type accept accept-encoding connection"
-    b" authorization x-api-key anthropic-version".split()
+    ("accept", "anthropic-version", "authorization", "content-type", "x-api-key")
 )
 _T = TypeVar("_T")
 
@@ -150,12 +148,13 @@ class Endpoint:
             advice = self._key.advice
             raise ModelError(f"no key for {names.model}: {advice}", code="NO_KEY")
         client, sdk = await self._connected(signal, names)
+        url = self.base_url.rstrip("/") + path  # whole: the SDK takes longer to put one together
         content = _encoded(body)
         while True:
             is_known = self._key.secret is not None
             key = await self._key.value(signal)
             headers = self._shown(key, sdk.Omit())
-            post = partial(_post, client, path, content, headers, stack)
+            post = partial(_post, client, url, content, headers, stack)
             try:
                 return await self._leaf(signal, self.idle_limit_s, post)
             except TurnAborted:
@@ -219,10 +218,8 @@ class Endpoint:
         signal: AbortSignal, limit_s: float | None, call: Callable[[], Awaitable[_T]]
     ) -> _T:
         """Await ``call()``; give it up when the signal fires or `limit_s` seconds have passed."""
-        async with signal.scope():
-            with anyio.fail_after(limit_s):
-                result = await call()
-        return result
+        async with signal.scope(limit_s):
+            return await call()
 
     # --- the client --------------------------------------------------------------------------
 
@@ -266,31 +263,46 @@ class Endpoint:
         )
 
     def _new_client(self, sdk: Any, certificates: Any) -> Any:
-        import httpx2
-
-        http_client = sdk.DefaultAsyncHttpxClient(
-            verify=certificates,
-            event_hooks={"request": [self._strip], "response": [_refuse]},
-            limits=httpx2.Limits(keepalive_expiry=KEPT_ALIVE_S),
-        )
         options = {
             "api_key": "none",  # each request has its own, for a command may print another one
             "base_url": self.base_url,
             "max_retries": 0,
             "timeout": sdk.Timeout(None, connect=CONNECT_LIMIT_S),
-            "http_client": http_client,
+            "http_client": self._new_http_client(sdk, certificates),
         }
         if self._library == "openai":
             return sdk.AsyncOpenAI(**options)
         return sdk.AsyncAnthropic(**options, open_telemetry=False)
 
-    async def _strip(self, request: httpx2.Request) -> None:
-        """Leave nothing in a request but what it needs and what the configuration says."""
-        kept = [pair for pair in request.headers.raw if pair[0].lower() in _KEPT]
-        headers = type(request.headers)(kept)
-        headers["User-Agent"] = _user_agent()
-        headers.update(self._headers)
-        request.headers = headers
+    def _new_http_client(self, sdk: Any, certificates: Any) -> httpx2.AsyncClient:
+        import httpx2
+
+        ours = {"connection": "keep-alive", "user-agent": _user_agent()}
+        ours |= {name.lower(): value for name, value in self._headers.items()}
+        parsed = cache(httpx2.URL)  # they are few
+
+        class Client(sdk.DefaultAsyncHttpxClient):  # type: ignore[misc]
+            """The SDK's. Its requests have what they need, and are built in a third of the time."""
+
+            def build_request(
+                self, method: str, url: Any, *, headers: Any, timeout: Any, **options: Any
+            ) -> httpx2.Request:
+                given = headers.items() if isinstance(headers, Mapping) else headers
+                kept = {name.lower(): value for name, value in given if name.lower() in _KEPT}
+                encodings = {"accept-encoding": self.headers["accept-encoding"]}
+                return httpx2.Request(
+                    method,
+                    parsed(url) if isinstance(url, str) else url,
+                    headers=encodings | kept | ours,
+                    extensions={"timeout": httpx2.Timeout(timeout).as_dict()},
+                    **options,
+                )
+
+        return Client(
+            verify=certificates,
+            event_hooks={"response": [_refuse]},
+            limits=httpx2.Limits(keepalive_expiry=KEPT_ALIVE_S),
+        )
 
     # --- failures: every foreign exception becomes one of our codes ----------------------------
 
@@ -311,12 +323,12 @@ class Endpoint:
 
 
 async def _post(
-    client: Any, path: str, content: bytes, headers: Mapping[str, object], stack: AsyncExitStack
+    client: Any, url: str, content: bytes, headers: Mapping[str, object], stack: AsyncExitStack
 ) -> EventStream:
     import httpx2
 
     response: httpx2.Response = await client.post(
-        path, content=content, options={"headers": headers}, cast_to=httpx2.Response, stream=True
+        url, content=content, options={"headers": headers}, cast_to=httpx2.Response, stream=True
     )
     return EventStream(response, stack)
 

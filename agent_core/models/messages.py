@@ -251,7 +251,7 @@ class Messages:
         if request.system.strip():
             body["system"] = _mark([_text(request.system)])
         if request.tools:
-            body["tools"] = _mark([_tool(**msgspec.to_builtins(tool)) for tool in request.tools])
+            body["tools"] = _mark([_tool(**msgspec.structs.asdict(tool)) for tool in request.tools])
         return body | self._thinking(request.effort, limit, messages)
 
     def reader(self) -> _Answer:

@@ -294,7 +294,7 @@ class Responses:
             body["include"] = ["reasoning.encrypted_content"]
         if request.tools:
             body["tools"] = [
-                {"type": "function", "strict": False} | msgspec.to_builtins(tool)
+                {"type": "function", "strict": False} | msgspec.structs.asdict(tool)
                 for tool in request.tools
             ]
         if request.effort is not None:
