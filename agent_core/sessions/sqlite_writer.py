@@ -14,11 +14,13 @@ The rules:
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -125,8 +127,8 @@ class Writer:
         self._busy_timeout_s = busy_timeout_s
         self._thread: threading.Thread | None = None
         self._inbox: deque[Append | Touch | Request] = deque()
-        self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: somebody waits
-        self._is_rung = False
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_due = False  # the bell will ring soon
         self._connection: sqlite3.Connection | None = None
         self._is_finished = False
         self._unwritten: list[Append | Touch] = []
@@ -150,14 +152,22 @@ class Writer:
         """Put `item` into the inbox. Never blocks."""
         self._inbox.append(item)
         if type(item) is Request:
-            self._bell.put(True)
-        elif not self._is_rung:
-            self._is_rung = True
-            self._bell.put(False)
+            self._bell.put(None)
+        elif not self._is_due:
+            # The thread is not woken before: a turn that begins has better use for the processor.
+            self._is_due = True
+            # In a context of its own: the caller's would keep an agent alive as long.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_LINGER_S, self._ring, context=Context())
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="session-store", daemon=True)
             thread.start()  # may fail; the next item tries again
             self._thread = thread
+
+    def _ring(self) -> None:
+        self._is_due = False
+        if self._inbox:
+            self._bell.put(None)
 
     def is_ours_alone(self, session_id: str) -> bool:
         """Say whether nobody but us can have written to the file, without asking the thread.
@@ -177,20 +187,17 @@ class Writer:
 
     def _run(self) -> None:
         while not self._is_finished:
-            if not self._hear():
-                with suppress(queue.Empty):
-                    self._bell.get(timeout=_LINGER_S)
-            self._is_rung = False  # before the inbox is emptied, or a late append stays unseen
+            self._hear()
             self._empty_inbox()
 
-    def _hear(self) -> bool:
-        """Wait for the bell, and say whether somebody waits; fold if it stays silent for long."""
+    def _hear(self) -> None:
+        """Wait for the bell; fold if it stays silent for long."""
         if self._n_unfolded >= _COMMITS_PER_FOLD:
             try:
                 return self._bell.get(timeout=_QUIET_S)
             except queue.Empty:
                 self._fold()
-        return self._bell.get()
+        self._bell.get()
 
     def _empty_inbox(self) -> None:
         flushes: list[Request] = []
