@@ -83,7 +83,14 @@ def cancel_shell(*, is_quick: bool) -> Iterator[Figure]:
         yield Figure("cancel, shell, processes left", left, "", budget=at_most(0))
 
 
-def cancels(process: AgentProcess, text: str, is_reached: IsReached | None, n: int) -> list[float]:
+def cancels(
+    process: AgentProcess,
+    text: str,
+    is_reached: IsReached | None,
+    n: int,
+    *,
+    session: str | None = None,
+) -> list[float]:
     """Cancel `n` turns once they have got to where they wait.
 
     Args:
@@ -91,12 +98,13 @@ def cancels(process: AgentProcess, text: str, is_reached: IsReached | None, n: i
         text: The prompt.
         is_reached: Recognizes the message that shows it; `None` where there is none.
         n: How often.
+        session: Where; in a new one if it is `None`.
 
     Returns:
         Milliseconds from the cancel to the answer.
     """
     taken = []
-    session = process.new_session()
+    session = session or process.new_session()
     for _ in range(n):
         process.prompt(session, text)
         if is_reached is not None:
