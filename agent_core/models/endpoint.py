@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -51,7 +51,6 @@ _DONE: Final = b"[DONE]"
 _KEPT: Final = frozenset(
     ("accept", "anthropic-version", "authorization", "content-type", "x-api-key")
 )
-_T = TypeVar("_T")
 
 log = get_logger(__name__)
 
@@ -154,9 +153,9 @@ class Endpoint:
             is_known = self._key.secret is not None
             key = await self._key.value(signal)
             headers = self._shown(key, sdk.Omit())
-            post = partial(_post, client, url, content, headers, stack)
             try:
-                return await self._leaf(signal, self.idle_limit_s, post)
+                async with signal.scope(self.idle_limit_s):
+                    return await _post(client, url, content, headers, stack)
             except TurnAborted:
                 raise
             except Exception as exc:
@@ -191,7 +190,8 @@ class Endpoint:
         """
         data = stream.pop()
         if data is None:
-            data = await self._leaf(signal, limit_s, stream.next)
+            async with signal.scope(limit_s):
+                data = await stream.next()
         else:
             signal.raise_if_aborted()
         if data is None:
@@ -207,19 +207,12 @@ class Endpoint:
     async def _drain(self, stream: EventStream, signal: AbortSignal) -> None:
         """Read what is left of a response that is complete, for its connection to be used again."""
         try:
-            await self._leaf(signal, DRAIN_LIMIT_S, stream.drain)
+            async with signal.scope(DRAIN_LIMIT_S):
+                await stream.drain()
         except TurnAborted:
             raise
         except Exception as exc:
             log.info("model_stream_broke_after_end", error=type(exc).__name__)
-
-    @staticmethod
-    async def _leaf(
-        signal: AbortSignal, limit_s: float | None, call: Callable[[], Awaitable[_T]]
-    ) -> _T:
-        """Await ``call()``; give it up when the signal fires or `limit_s` seconds have passed."""
-        async with signal.scope(limit_s):
-            return await call()
 
     # --- the client --------------------------------------------------------------------------
 
