@@ -14,13 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from benchmarks.cancelling import FAST, STALLED, cancels
 from benchmarks.client import AgentProcess, agent, is_text
 from benchmarks.provider import provider
-from benchmarks.starting import SETTLED_S
+from benchmarks.starting import SETTLED_S, chunk_time
 from benchmarks.table import Figure, median, render
 
 TREE = Path(__file__).parents[1]
@@ -28,37 +27,28 @@ SESSIONS = 6
 """Of each agent; the first turn of each is left out."""
 TURNS = 20
 
-Turn = Callable[[AgentProcess, str], float]
-"""Takes an agent, initialized, and one of its sessions; returns milliseconds."""
+Turn = Callable[[AgentProcess, str, str], float]
+"""Takes an agent, initialized, one of its sessions, and a prompt; returns milliseconds."""
 
 
-def first_chunk(text: str, process: AgentProcess, session: str) -> float:
-    begun = time.perf_counter()
-    prompt = process.prompt(session, text)
-    process.wait_for(is_text)
-    taken_ms = (time.perf_counter() - begun) * 1000
-    process.result(prompt)
-    return taken_ms
-
-
-def cancel(text: str, process: AgentProcess, session: str) -> float:
+def cancel_time(process: AgentProcess, session: str, text: str) -> float:
     is_silent = text == STALLED
     return cancels(process, text, None if is_silent else is_text, 1, session=session)[0]
 
 
-CASES: dict[str, tuple[str | None, Turn]] = {
-    "first-chunk-rehearsal": (None, partial(first_chunk, "say hello")),
-    "first-chunk-openai": ("chat", partial(first_chunk, "stream 3")),
-    "first-chunk-responses": ("responses", partial(first_chunk, "stream 3")),
-    "first-chunk-anthropic": ("anthropic", partial(first_chunk, "stream 3")),
-    "cancel-full-speed": (None, partial(cancel, FAST)),
-    "cancel-stalled": ("chat", partial(cancel, STALLED)),
-    "cancel-a-chunk-every-10-ms": ("chat", partial(cancel, "stream 900000000 10")),
+CASES: dict[str, tuple[str | None, Turn, str]] = {
+    "first-chunk-rehearsal": (None, chunk_time, "say hello"),
+    "first-chunk-openai": ("chat", chunk_time, "stream 3"),
+    "first-chunk-responses": ("responses", chunk_time, "stream 3"),
+    "first-chunk-anthropic": ("anthropic", chunk_time, "stream 3"),
+    "cancel-full-speed": (None, cancel_time, FAST),
+    "cancel-stalled": ("chat", cancel_time, STALLED),
+    "cancel-a-chunk-every-10-ms": ("chat", cancel_time, "stream 900000000 10"),
 }
-"""The dialect of the provider, `None` for the built-in model, and what is measured."""
+"""The dialect of the provider, `None` for the built-in model; what is measured; the prompt."""
 
 
-def duel(other: Path, api: str | None, turn: Turn) -> Iterator[tuple[float, float]]:
+def duel(other: Path, api: str | None, turn: Turn, text: str) -> Iterator[tuple[float, float]]:
     """Yield pairs of milliseconds, of this tree and of the other."""
     with ExitStack() as stack:
         environ = {} if api is None else stack.enter_context(provider(api))
@@ -73,7 +63,7 @@ def duel(other: Path, api: str | None, turn: Turn) -> Iterator[tuple[float, floa
             both = [(process, process.new_session()) for process in processes]
             for number in range(TURNS + 1):
                 order = both if number % 2 else both[::-1]
-                taken = {process: turn(process, session) for process, session in order}
+                taken = {process: turn(process, session, text) for process, session in order}
                 if number:
                     yield taken[processes[0]], taken[processes[1]]
 
@@ -93,9 +83,10 @@ def main() -> int:
     figures = []
     for name in options.names or CASES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        api, turn = CASES[name]
         pairs = [
-            pair for _ in range(options.rounds) for pair in duel(options.other.resolve(), api, turn)
+            pair
+            for _ in range(options.rounds)
+            for pair in duel(options.other.resolve(), *CASES[name])
         ]
         ours, others = zip(*pairs, strict=True)
         against = median(others), "other tree"

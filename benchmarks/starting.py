@@ -112,11 +112,17 @@ def _chunk_times(process: AgentProcess, text: str, pause_s: float) -> Iterator[f
     session = process.new_session()
     time.sleep(pause_s)
     for _ in range(TURNS):
-        begun = time.perf_counter()
-        prompt = process.prompt(session, text)
-        process.wait_for(is_text)
-        yield (time.perf_counter() - begun) * 1000
-        process.result(prompt)
+        yield chunk_time(process, session, text)
+
+
+def chunk_time(process: AgentProcess, session: str, text: str) -> float:
+    """Run a turn; return the milliseconds from its prompt to the first piece of the answer."""
+    begun = time.perf_counter()
+    prompt = process.prompt(session, text)
+    process.wait_for(is_text)
+    taken_ms = (time.perf_counter() - begun) * 1000
+    process.result(prompt)
+    return taken_ms
 
 
 def _sdk_alone(environ: Mapping[str, str], api: str) -> list[float]:
