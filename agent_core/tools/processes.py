@@ -21,7 +21,7 @@ import subprocess
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import anyio
@@ -41,6 +41,7 @@ _ID_VARIABLE: Final = "ACP_AGENT_COMMAND"
 _CHUNK_BYTES: Final = 65536  # the capacity of a pipe: one read takes what there is
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.02
+_MAX_ATTEMPTS: Final = 1000  # to kill, for who cannot wait: a second of the shortest pauses
 
 Ending = Literal["exited", "aborted", "timed_out"]
 """Why a command ended: the first process exited, the signal fired, or time ran out."""
@@ -51,9 +52,19 @@ _live: weakref.WeakSet[ProcessTree] = weakref.WeakSet()
 
 
 def kill_all() -> None:
-    """Kill every member of every tree that has not ended. For a process that exits at once."""
+    """Kill every member of every tree that has not ended, and whatever else descends from us.
+
+    For a process that exits at once. Blocks, but for a second for each at the most.
+    """
     for tree in tuple(_live):
         tree.kill()
+    # What is in no tree has its turn, too: a signal may come between a start and `_live.add`.
+    groups: set[int] = set()
+    n_quiet, attempts = 0, 0
+    while n_quiet < 3 and attempts < _MAX_ATTEMPTS:
+        n_quiet = 0 if _kill_descendants(groups) else n_quiet + 1
+        time.sleep(_SHORTEST_PAUSE_S)
+        attempts += 1
 
 
 async def run_to_end(
@@ -249,7 +260,7 @@ class ProcessTree:
     def kill(self) -> None:
         """Kill what is left, unless `end` has finished. Blocks, but for a second at the most."""
         attempts = 0
-        while not self._has_ended and self._kill() and attempts < 1000:
+        while not self._has_ended and self._kill() and attempts < _MAX_ATTEMPTS:
             time.sleep(_SHORTEST_PAUSE_S)
             attempts += 1
 
@@ -353,24 +364,13 @@ class ProcessTree:
         return members
 
     def _select(self, processes: Iterable[Process]) -> list[Process]:
-        children: dict[int, list[Process]] = {}
-        todo: list[Process] = []
-        for process in processes:
-            children.setdefault(process.parent, []).append(process)
-            if self._is_root(process):
-                todo.append(process)
-        found: dict[int, Process] = {}
-        while todo:
-            process = todo.pop()
-            if process.pid not in found:
-                found[process.pid] = process
-                todo += children.get(process.pid, ())
+        found = _families(processes, self._is_root)
         # Remembered, because a member may lose the parent that made it one.
-        self._seen = set(found)
-        for process in found.values():
+        self._seen = {process.pid for process in found}
+        for process in found:
             if process.state == "Z" and process.pid != self.pid and process.parent == os.getpid():
                 _reap(process.pid)  # an orphan came to us: we run as the init of a container
-        return [p for p in found.values() if p.state not in "ZX" and p.pid not in self._foreign]
+        return [p for p in found if p.state not in "ZX" and p.pid not in self._foreign]
 
     def _is_root(self, process: Process) -> bool:
         return (
@@ -379,6 +379,47 @@ class ProcessTree:
             or process.pid in self._seen
             or process.is_marked
         )
+
+
+def _families(
+    processes: Iterable[Process], is_root: Callable[[Process], bool]
+) -> Collection[Process]:
+    """Return the roots among `processes` and all that descend from them."""
+    children: dict[int, list[Process]] = {}
+    todo: list[Process] = []
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
+        if is_root(process):
+            todo.append(process)
+    found: dict[int, Process] = {}
+    while todo:
+        process = todo.pop()
+        if process.pid not in found:
+            found[process.pid] = process
+            todo += children.get(process.pid, ())
+    return found.values()
+
+
+def _kill_descendants(groups: set[int]) -> bool:
+    """Send KILL to every process that descends from us; say whether it reached one.
+
+    Args:
+        groups: Where earlier calls found descendants, to which this one adds. Who is in one counts,
+            because its parent may be gone.
+    """
+    us = os.getpid()
+    processes, _ = process_table.list_since(b"", "", process_table.start_of(us))
+    family = _families(processes, lambda p: p.parent == us or p.group in groups)
+    groups |= {process.group for process in family} - {os.getpgrp()}
+    is_reached = False
+    for process in family:
+        if process.state not in "ZX":
+            try:
+                os.kill(process.pid, signals.SIGKILL)
+                is_reached = True
+            except (ProcessLookupError, PermissionError):
+                log.debug("descendant_not_killed", pid=process.pid)
+    return is_reached
 
 
 def _open_pidfd(pid: int) -> int | None:

@@ -403,6 +403,54 @@ async def test_a_second_signal_ends_the_process_and_its_children_at_once(tmp_pat
         await until(lambda: not client.wire.descendants(), 2)
 
 
+STARTING_SLOWLY = """if True:
+    import os, sys, time
+    from acp_server.cli import main
+    from agent_core.tools import process_table
+    start_of = process_table.start_of
+    def start_of_slowly(pid):  # called for a command that runs and is in no list yet
+        for _ in range(0 if pid == os.getpid() else 1000):
+            time.sleep(0.01)  # in pieces: another thread may be the one that gets the signal
+        return start_of(pid)
+    process_table.start_of = start_of_slowly
+    sys.exit(main(["serve"]))
+"""
+
+
+@pytest.mark.race
+@pytest.mark.requirement("B089")
+@pytest.mark.only_over("stdio", why="SIGHUP is for the tokens there")
+async def test_a_second_signal_also_ends_a_command_in_the_moment_of_its_start(tmp_path):
+    async with Wire.spawn([sys.executable, "-c", STARTING_SLOWLY]) as wire:
+        client = Client(wire, permission="allow")
+        await client.initialize()
+        session = await client.new_session(tmp_path)
+        await running_tool(client, session, "trap '' TERM; sleep 60 & wait")
+
+        os.kill(wire.pid, signal.SIGTERM)
+        os.kill(wire.pid, signal.SIGHUP)
+
+        assert await wire.exited(5) in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+        assert wire.descendants() == set()
+
+
+@pytest.mark.requirement("B089")
+@pytest.mark.only_over("stdio", why="SIGHUP is for the tokens there")
+async def test_a_second_signal_also_ends_a_command_that_is_to_print_a_key(tmp_path):
+    asks = ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]
+    config = tmp_path / "agent.toml"
+    own = f"[providers.own]\nbase_url = 'http://127.0.0.1:9'\nkey_command = {json.dumps(asks)}"
+    config.write_text(own)
+    async with serving("--config", str(config), "--model", "own:x") as client:
+        await running_tool(client, await client.new_session(tmp_path), "say it")
+
+        os.kill(client.wire.pid, signal.SIGTERM)
+        os.kill(client.wire.pid, signal.SIGHUP)
+
+        assert await client.wire.exited() in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+        await until(lambda: not client.wire.descendants(), 2)
+
+
 # --- a client that does not read ------------------------------------------------------------
 
 

@@ -114,7 +114,7 @@ def running(tmp_path: Path) -> Running:
         "(setsid sh -c 'sleep 1000 & sleep 1001 &' &); echo ready; sleep 1002",
         "(setsid sh -c 'exec >/dev/null 2>&1; sleep 1000 & echo' &); echo ready; sleep 1001",
         "sh -c 'sh -c \"sleep 1000; :\"; :'& echo ready; wait",
-        "echo ready; yes",
+        "yes ready",
     ],
 )
 async def test_an_abort_ends_every_process_of_the_command(running: Running, command: str) -> None:
