@@ -194,7 +194,8 @@ class Writer:
         """Wait for the bell; fold if it stays silent for long."""
         if self._n_unfolded >= _COMMITS_PER_FOLD:
             try:
-                return self._bell.get(timeout=_QUIET_S)
+                self._bell.get(timeout=_QUIET_S)
+                return
             except queue.Empty:
                 self._fold()
         self._bell.get()

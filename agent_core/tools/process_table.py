@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from agent_core.logs import get_logger
 
-__all__ = ["Process", "list_since", "start_of"]
+__all__ = ["Process", "families", "list_since", "start_of"]
 
 _READ_BYTES: Final = 65536
 
@@ -90,6 +91,25 @@ def _list_with_ps() -> list[Process]:
         return []
     rows = (line.split() for line in table.splitlines())
     return [Process(int(r[0]), int(r[1]), int(r[2]), -1, r[3][0]) for r in rows if len(r) >= 4]
+
+
+def families(
+    processes: Iterable[Process], is_root: Callable[[Process], bool]
+) -> Collection[Process]:
+    """Return the roots among `processes` and all that descend from them."""
+    children: dict[int, list[Process]] = {}
+    todo: list[Process] = []
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
+        if is_root(process):
+            todo.append(process)
+    found: dict[int, Process] = {}
+    while todo:
+        process = todo.pop()
+        if process.pid not in found:
+            found[process.pid] = process
+            todo += children.get(process.pid, ())
+    return found.values()
 
 
 def start_of(pid: int) -> int:

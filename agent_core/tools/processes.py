@@ -21,7 +21,7 @@ import subprocess
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import anyio
@@ -41,7 +41,7 @@ _ID_VARIABLE: Final = "ACP_AGENT_COMMAND"
 _CHUNK_BYTES: Final = 65536  # the capacity of a pipe: one read takes what there is
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.02
-_MAX_ATTEMPTS: Final = 1000  # to kill, for who cannot wait: a second of the shortest pauses
+_LOOKS: Final = 3  # at the table: a process may start another one behind our back
 
 Ending = Literal["exited", "aborted", "timed_out"]
 """Why a command ended: the first process exited, the signal fired, or time ran out."""
@@ -60,11 +60,7 @@ def kill_all() -> None:
         tree.kill()
     # What is in no tree has its turn, too: a signal may come between a start and `_live.add`.
     groups: set[int] = set()
-    n_quiet, attempts = 0, 0
-    while n_quiet < 3 and attempts < _MAX_ATTEMPTS:
-        n_quiet = 0 if _kill_descendants(groups) else n_quiet + 1
-        time.sleep(_SHORTEST_PAUSE_S)
-        attempts += 1
+    _repeat(lambda: any(_kill_descendants(groups) for _ in range(_LOOKS)))
 
 
 async def run_to_end(
@@ -259,10 +255,8 @@ class ProcessTree:
 
     def kill(self) -> None:
         """Kill what is left, unless `end` has finished. Blocks, but for a second at the most."""
-        attempts = 0
-        while not self._has_ended and self._kill() and attempts < _MAX_ATTEMPTS:
-            time.sleep(_SHORTEST_PAUSE_S)
-            attempts += 1
+        if not self._has_ended:
+            _repeat(self._kill)
 
     def close(self) -> None:
         """Reap the first process and let go of the pipe. If `end` did not finish, kill first."""
@@ -350,7 +344,7 @@ class ProcessTree:
     def _members(self) -> list[Process]:
         """Return the members that are alive."""
         members: list[Process] = []
-        for _ in range(3):
+        for _ in range(_LOOKS):
             processes, is_exact = process_table.list_since(
                 self.id.encode(), self._pipe, self._start
             )
@@ -364,7 +358,7 @@ class ProcessTree:
         return members
 
     def _select(self, processes: Iterable[Process]) -> list[Process]:
-        found = _families(processes, self._is_root)
+        found = process_table.families(processes, self._is_root)
         # Remembered, because a member may lose the parent that made it one.
         self._seen = {process.pid for process in found}
         for process in found:
@@ -381,23 +375,12 @@ class ProcessTree:
         )
 
 
-def _families(
-    processes: Iterable[Process], is_root: Callable[[Process], bool]
-) -> Collection[Process]:
-    """Return the roots among `processes` and all that descend from them."""
-    children: dict[int, list[Process]] = {}
-    todo: list[Process] = []
-    for process in processes:
-        children.setdefault(process.parent, []).append(process)
-        if is_root(process):
-            todo.append(process)
-    found: dict[int, Process] = {}
-    while todo:
-        process = todo.pop()
-        if process.pid not in found:
-            found[process.pid] = process
-            todo += children.get(process.pid, ())
-    return found.values()
+def _repeat(kill: Callable[[], bool]) -> None:
+    """Call `kill` until it says that it met nobody. Blocks, but for a second at the most."""
+    for _ in range(1000):
+        if not kill():
+            return
+        time.sleep(_SHORTEST_PAUSE_S)
 
 
 def _kill_descendants(groups: set[int]) -> bool:
@@ -409,7 +392,7 @@ def _kill_descendants(groups: set[int]) -> bool:
     """
     us = os.getpid()
     processes, _ = process_table.list_since(b"", "", process_table.start_of(us))
-    family = _families(processes, lambda p: p.parent == us or p.group in groups)
+    family = process_table.families(processes, lambda p: p.parent == us or p.group in groups)
     groups |= {process.group for process in family} - {os.getpgrp()}
     is_reached = False
     for process in family:

@@ -389,6 +389,12 @@ async def test_a_signal_ends_everything_as_the_end_of_input_does(number, tmp_pat
         assert client.wire.descendants() == set()
 
 
+async def end_by_two_signals(wire: Wire) -> None:
+    os.kill(wire.pid, signal.SIGTERM)
+    os.kill(wire.pid, signal.SIGHUP)
+    assert await wire.exited(5) in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+
+
 @pytest.mark.requirement("B089")
 @pytest.mark.only_over("stdio", why="SIGHUP is for the tokens there")
 async def test_a_second_signal_ends_the_process_and_its_children_at_once(tmp_path):
@@ -396,10 +402,8 @@ async def test_a_second_signal_ends_the_process_and_its_children_at_once(tmp_pat
         session = await client.new_session(tmp_path)
         await running_tool(client, session, "trap '' TERM; while :; do sleep 1; done")
 
-        os.kill(client.wire.pid, signal.SIGTERM)
-        os.kill(client.wire.pid, signal.SIGHUP)
+        await end_by_two_signals(client.wire)
 
-        assert await client.wire.exited() in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
         await until(lambda: not client.wire.descendants(), 2)
 
 
@@ -427,10 +431,8 @@ async def test_a_second_signal_also_ends_a_command_in_the_moment_of_its_start(tm
         session = await client.new_session(tmp_path)
         await running_tool(client, session, "trap '' TERM; sleep 60 & wait")
 
-        os.kill(wire.pid, signal.SIGTERM)
-        os.kill(wire.pid, signal.SIGHUP)
+        await end_by_two_signals(wire)
 
-        assert await wire.exited(5) in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
         assert wire.descendants() == set()
 
 
@@ -444,10 +446,8 @@ async def test_a_second_signal_also_ends_a_command_that_is_to_print_a_key(tmp_pa
     async with serving("--config", str(config), "--model", "own:x") as client:
         await running_tool(client, await client.new_session(tmp_path), "say it")
 
-        os.kill(client.wire.pid, signal.SIGTERM)
-        os.kill(client.wire.pid, signal.SIGHUP)
+        await end_by_two_signals(client.wire)
 
-        assert await client.wire.exited() in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
         await until(lambda: not client.wire.descendants(), 2)
 
 
